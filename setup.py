@@ -58,7 +58,6 @@ COMPILED = [
     "policies.compaction.triggers",
     "policies.content",
     "policies.paging.admission",
-    "policies.paging.block_extents",
     "policies.paging.block_manager",
     "policies.paging.block_occupancy",
     "policies.paging.block_table",

@@ -38,17 +38,23 @@ if TYPE_CHECKING:
     from mypy_extensions import mypyc_attr as mypyc_attr
     from mypy_extensions import u8 as u8
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from policies.vocabulary import IntArray
 else:
-    i64 = i32 = u8 = int
-    """Whole numbers that compiled code keeps in a machine word, or in four bytes or one."""
+    i64 = i32 = int
+    """Whole numbers that compiled code keeps in a machine word, or in four bytes."""
+
+    class u8(int):
+        """Whole numbers that are kept in one byte, compiled or not."""
 
     class vec:
         """An array of numbers in compiled code: ``vec[i64](numbers)``. It does not grow."""
 
         def __class_getitem__(cls, kind: type) -> Callable[..., array]:
             """What makes an array of whole numbers, or of floats."""
-            return partial(array, "d" if kind is float else "q")
+            return partial(array, {float: "d", u8: "B"}.get(kind, "q"))
 
     def mypyc_attr(**_: Any) -> Callable[[Kind], Kind]:
         """Return a decorator without effect: mypyc reads from it how to compile a class."""
@@ -71,6 +77,13 @@ def as_array(numbers: vec[i64]) -> IntArray:
     import numpy as np
 
     return np.asarray(_Memory(numbers, "int64"))
+
+
+def as_flags(numbers: vec[u8]) -> NDArray[np.bool_]:
+    """NumPy's view of an array of zeros and ones, which shares its memory; bool of shape (len(numbers),)."""
+    import numpy as np
+
+    return np.asarray(_Memory(numbers, "bool"))
 
 
 def stamp_of(sources: Iterable[str], home: Path = HOME) -> str:

@@ -89,7 +89,7 @@ class Arena(ArenaCells):
         if row.begin == row.end:
             return None
         first = int(self.rows.lowest(row))
-        self.free.release(self.rows.cells(row))
+        self.rows.give_back(row, self.free)
         self._clear_row(row, row.begin, row.end)
         return first
 

@@ -37,7 +37,7 @@ def find_contiguous(free: FreeCells, head: int, n: int) -> tuple[int | None, int
         first = free.first_run(n, head)
         if first == head:
             return head, head
-        goal = size if first is None else first
+        goal = size if first < 0 else first
         if tested + goal - head < size:
             # Nothing on the way is wide enough, and the original does not give up before: go there at once.
             tested += goal - head
@@ -77,7 +77,7 @@ def find_scattered(free: FreeCells, head: int, n: int) -> Cells | None:
     """
     if n > free.total:
         return None
-    cells = free.first_cells(n, head)
-    if len(cells) == n:
-        return cells
-    return np.concatenate((cells_array(cells), cells_array(free.first_cells(n - len(cells), 0))))
+    runs = free.runs(n, head)
+    if len(runs) == 1:
+        return range(runs[0][0], runs[0][0] + n)
+    return np.concatenate([np.arange(start, start + length) for start, length in runs])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from policies.cells.free_cells import FreeCells
 from policies.compiled import as_array, i64, mypyc_attr, vec
 from policies.vocabulary import IntArray
 
@@ -116,6 +117,11 @@ class SequenceCells:
                 lowest = cell
         row.lowest = lowest
         row.end += n
+
+    def give_back(self, row: Row, free: FreeCells) -> None:
+        """Give all cells of a sequence back to the free ones."""
+        start = row.number * self._columns - row.base
+        free.release_part(self._numbers, start + row.begin, start + row.end)
 
     def move(self, goes: IntArray) -> None:
         """Note that tokens were moved; ``goes``: the cell that each used cell's token is in now."""

@@ -220,7 +220,7 @@ class BlockManager:
     def usage(self) -> Usage:
         """How full the pool is; any free block serves any sequence."""
         size, occupancy, extents = self.block_size, self.counted_occupancy(), self.pool.keep_extents()
-        free = extents.n_free * size
+        free = extents.total * size
         return Usage(
             self.capacity,
             occupancy.stored,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from policies.cells.free_cells import FreeCells
 from policies.compiled import i32, i64, vec
-from policies.paging.block_extents import BlockExtents
 
 
 class BlockOccupancy:
@@ -16,7 +16,7 @@ class BlockOccupancy:
         """Blocks of which some holder sees only a part: when another holder goes, they must be counted anew."""
         self.up_to_date = True
         """Whether all this is up to date; otherwise it must be counted anew from the block tables."""
-        self.extents: BlockExtents | None = None
+        self.extents: FreeCells | None = None
         """Which blocks are free, where that is kept; they hold no token."""
         self.highest: i64 = 0
         """No block above this one holds a token."""
@@ -68,6 +68,6 @@ class BlockOccupancy:
         """One past the highest cell that holds a token; 0 if there is none."""
         tokens, highest, extents = self._tokens, self.highest, self.extents
         while highest > 0 and tokens[highest] == 0:
-            highest = highest - 1 if extents is None else i64(extents.used_below(int(highest)))
+            highest = highest - 1 if extents is None else max(extents.used_below(highest), 0)
         self.highest = highest
         return int(highest * self._block_size + i64(tokens[highest])) if tokens[highest] > 0 else 0

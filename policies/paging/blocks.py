@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from policies.cells.free_cells import FreeCells
 from policies.compiled import i32, i64, vec
 from policies.content import Key
-from policies.paging.block_extents import BlockExtents
 from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
 
 NULL: Final = 0
@@ -41,7 +41,7 @@ class BlockPool:
         """Free blocks that are cached."""
         self._extra_refs = 0
         """References beyond the first, summed over all blocks."""
-        self.extents: BlockExtents | None = None
+        self.extents: FreeCells | None = None
         """The free extents, once they are kept."""
         self._by_key: dict[Key, int | dict[int, None]] = {}
         """For each key the block, or the blocks in the order in which they were cached."""
@@ -64,10 +64,10 @@ class BlockPool:
         """Number of sequences that hold a block, which must be in use."""
         return int(self._refs[block]) if self._counting else 1
 
-    def keep_extents(self) -> BlockExtents:
+    def keep_extents(self) -> FreeCells:
         """The free extents, which are kept from the first call on."""
         if self.extents is None:
-            self.extents = BlockExtents(self.n, self.free.order())
+            self.extents = FreeCells.of(self.n, self.free.order())
         return self.extents
 
     def stop_counting(self) -> None:
@@ -87,7 +87,7 @@ class BlockPool:
         """Hand out ``n`` blocks with one reference each; they are no longer cached."""
         blocks = self.free.take(n)
         if self.extents is not None:
-            self.extents.take(blocks)
+            self.extents.take_each(blocks)
         if not self._counting:
             return blocks
         refs, keys, on_evict = self._refs, self.keys, self.on_evict
@@ -151,7 +151,7 @@ class BlockPool:
                 free.remove(block)
                 self.n_free_cached -= 1
                 if self.extents is not None:
-                    self.extents.take([block])
+                    self.extents.take(block, 1)
             else:
                 self._extra_refs += 1
             refs[block] += 1
@@ -171,7 +171,7 @@ class BlockPool:
         gone = self._drop_references(blocks)
         self.free.release(gone)
         if self.extents is not None:
-            self.extents.give_back(gone)
+            self.extents.release_each(gone)
         return gone
 
     def _drop_references(self, blocks: list[int]) -> list[int]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from policies.compiled import i32, i64, vec
 from policies.content import Key
-from policies.paging.block_extents import BlockExtents
+from policies.cells.free_cells import FreeCells
 from policies.paging.free_lists.protocol import BlockKeys
 from policies.paging.free_lists.uncached import FreeStack
 from policies.paging.growth import blocks_for
@@ -33,7 +33,7 @@ class LargePages:
         """The kind that has each page; -1 for none."""
         self.in_use = vec[i32]([0] * n)
         """Blocks in use in each page."""
-        self.extents = BlockExtents(n, range(1, n))
+        self.extents = FreeCells.of(n, range(1, n))
         """Pages without a block in use."""
         self.idle: dict[int, None] = {}
         """Idle pages, the one first that has been so longest."""
@@ -70,7 +70,7 @@ class LargePages:
         self.changed = False
         self.free_blocks = [kind.n_free_beside_idle for kind in self.kinds]
         self.free_extents, self.largest_free_extent = self.extents.count, self.extents.largest
-        self.used_pages = self.extents.used_below(self.n)
+        self.used_pages = max(self.extents.used_below(self.n), 0)
         least, most, available = 0, self.n * self.kinds[0].per_page, self.n_available
         while least < most:
             middle, pages = (least + most + 1) // 2, 0
@@ -108,7 +108,7 @@ class LargePages:
         for page in pages:
             self.owner[page] = i32(kind)
             self.in_use[page] = 1
-        self.extents.take(pages)
+        self.extents.take_each(pages)
         self.changed = True
         return pages
 
@@ -208,7 +208,7 @@ class SmallPages:
             memory.idle[int(page)] = None
             self._n_idle += 1
             self._leave_if_plain(int(page))
-        memory.extents.give_back(gone)
+        memory.extents.release_each(gone)
 
     def remove(self, block: int) -> None:
         """A free cached block is in use again."""
@@ -282,7 +282,7 @@ class SmallPages:
         memory = self._memory
         memory.changed = True
         if not memory.in_use[page]:
-            memory.extents.take([page])
+            memory.extents.take(page, 1)
         memory.in_use[page] += i32(n)
         self._n_in_use += n
 

@@ -340,7 +340,7 @@ class TokenBlocks:
     def usage(self, capacity: int) -> Usage:
         """How full the pool is; any free block serves any sequence."""
         extents, size = self.pool.keep_extents(), int(self.size)
-        free, largest = extents.n_free * size, extents.largest * size
+        free, largest = extents.total * size, extents.largest * size
         return Usage(capacity, self.stored, capacity - free, free, extents.count, largest, self.top)
 
 

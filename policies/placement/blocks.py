@@ -269,7 +269,7 @@ class BlockRule(PlacementRule):
             self.settle()
             self._note_usage(self._blocks.usage())
             return
-        free = extents.n_free * size
+        free = extents.total * size
         self.stored, self.span = occupancy.stored + self._repeats * self._tokens, occupancy.top
         if self._top_rises:
             self.span += self._repeats

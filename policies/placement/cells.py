@@ -129,8 +129,6 @@ class CellRule(PlacementRule):
             self._go_on_behind(cells[-1])
         else:
             free.take(first, tokens)
-            if not free.has_claim:
-                free.claim(first + tokens)
             self._go_on_behind(first + tokens - 1)
         work.tokens, work.chunks, work.rows = tokens, len(self.rows), self.rows
         self._policy.attended = span = free.span(self._pad)
@@ -231,7 +229,7 @@ class CellRule(PlacementRule):
         """Note how full the cache is; every number is kept up to date."""
         free = self._free
         self.stored = self.allocated = free.size - free.total
-        self.free_extents = free.count()
+        self.free_extents = free.count
         self.largest_free_extent = free.largest
         self.placeable = self.largest_free_extent if self._contiguous else free.total
         self.span = free.top
@@ -261,7 +259,7 @@ class CellRule(PlacementRule):
         if head > free.size - free.total + 2 * n:
             head = 0
         found = free.first_run(n, head)
-        return self._policy.search(n) if found is None else found
+        return self._policy.search(n) if found < 0 else found
 
     def _go_on_behind(self, cell: i64) -> None:
         """Let the next search begin behind a cell."""

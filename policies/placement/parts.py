@@ -307,7 +307,7 @@ class PartRule(PlacementRule):
         """In cells of all layers; free extents are of large pages without a block in use."""
         memory, layers, room, size = self._memory, self._all_layers, self._page_room, int(self._size)
         memory.look()
-        stored, free = 0, memory.extents.n_free * room
+        stored, free = 0, memory.extents.total * room
         for at, part in enumerate(self._parts):
             own, in_page = self._layers[at]
             if not part.occupancy.up_to_date:

@@ -35,9 +35,9 @@ class CellRepeats:
 
         ``limit``: the cell from which on a step changes more. ``least_left``: the fewest tokens that a row lacks.
         """
-        claimed = self._free.claimed_from(first + n)
+        free = self._free.free_from(first + n)
         possible = (limit - first) // n - 1
-        self._possible = min(possible, claimed // n, least_left)
+        self._possible = min(possible, free // n, least_left)
         self._first, self._n, self._until_end = first, n, least_left
 
     def stop(self) -> None:

@@ -63,7 +63,7 @@ class StreamCells:
         if self._seen != free.changes:
             self._seen = free.changes
             self.used = self.size - free.total
-            self.extents, self.largest, self.top = free.count(), free.largest, free.top
+            self.extents, self.largest, self.top = free.count, free.largest, free.top
 
     def start_of_search(self, n: i64) -> i64:
         """Where a search for ``n`` cells begins, as the function of that name has it."""

@@ -33,7 +33,7 @@ def test_taking_and_releasing_cells(operations):
         assert free.total == SIZE - used.sum()
         assert free.largest == max((e - s for s, e in free), default=0)
         assert free.top == (np.flatnonzero(used)[-1] + 1 if used.any() else 0)
-        assert cells_array(free.last_cells(7)).tolist() == np.flatnonzero(~used)[::-1][:7].tolist()
+        assert free.last_cells(7).tolist() == np.flatnonzero(~used)[::-1][:7].tolist()
         cells = np.arange(SIZE + 1)
         assert free.below(cells).tolist() == [int((~used[:cell]).sum()) for cell in cells]
         assert [free.count_below(cell) for cell in cells.tolist()] == free.below(cells).tolist()
@@ -47,6 +47,40 @@ def test_a_copy_is_independent():
     assert list(free) == [(0, 3), (7, 10)]
     assert list(twin) == [(0, 3), (4, 5), (7, 10)]
     assert (twin.total, twin.first_run(1, 3)) == (7, 4)
+
+
+def lengths_of_extents(free, n):
+    """Of the free cells below n."""
+    return [len(run) for run in "".join("x" if cell in free else " " for cell in range(n)).split()]
+
+
+@settings(deadline=None, max_examples=200)
+@given(n=st.integers(1, 300), mostly=st.booleans(), data=st.data())
+def test_extents_of_more_than_a_hundred_cells_are_those_of_a_search(n, mostly, data):
+    """``mostly``: most cells are free at first."""
+    some = set(data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=20)))
+    free = set(range(n)) - some if mostly else some
+    kept = FreeCells.of(n, sorted(free))
+    for _ in range(data.draw(st.integers(0, 20))):
+        take = data.draw(st.booleans())
+        those = sorted(free if take else set(range(n)) - free)
+        if those:
+            chosen = data.draw(st.lists(st.sampled_from(those), unique=True, max_size=20))
+            (kept.take_each if take else kept.release_each)(chosen)
+            free = free - set(chosen) if take else free | set(chosen)
+        lengths = lengths_of_extents(free, n)
+        assert (kept.total, kept.count) == (len(free), len(lengths))
+        if data.draw(st.booleans()):
+            assert kept.largest == max(lengths, default=0)
+        at = data.draw(st.integers(0, n))
+        following = [cell for cell in range(at, n) if cell in free]
+        assert kept.first_cell(at) == (following[0] if following else n)
+        assert kept.last_before(at) == max((cell for cell in free if cell < at), default=-1)
+        assert kept.used_below(at) == max(set(range(at)) - free, default=-1)
+        if at in free:
+            end = next((cell for cell in range(at, n) if cell not in free), n)
+            begin = next((cell for cell in range(at, -1, -1) if cell not in free), -1) + 1
+            assert (kept.end_of_run(at), kept.start_of_run(at), kept.free_from(at)) == (end, begin, end - at)
 
 
 def find_cell_by_cell(used, head, n):

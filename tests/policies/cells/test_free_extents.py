@@ -25,11 +25,8 @@ def test_taking_and_releasing_cells(operations):
     free, used = FreeExtents(SIZE), np.zeros(SIZE, dtype=bool)
     for take, cells in operations:
         chosen = np.array([c for c in sorted(cells) if used[c] != take], dtype=np.int64)
-        if take:
-            for cell in chosen.tolist():
-                free.take(cell, 1)
-        else:
-            free.release(chosen)
+        for cell in chosen.tolist():
+            (free.take if take else free.give_back)(cell, 1)
         used[chosen] = take
         assert list(free) == extents_by_hand(used)
         assert free.total == SIZE - used.sum()
