@@ -32,13 +32,12 @@ STAMP = os.path.join("policies", f"compiled{EXTENSION_SUFFIXES[0]}.sources")
 Kind = TypeVar("Kind", bound=type)
 
 if TYPE_CHECKING:
+    import numpy as np
     from librt.vecs import vec as vec
     from mypy_extensions import i32 as i32
     from mypy_extensions import i64 as i64
     from mypy_extensions import mypyc_attr as mypyc_attr
     from mypy_extensions import u8 as u8
-
-    import numpy as np
     from numpy.typing import NDArray
 
     from policies.vocabulary import IntArray

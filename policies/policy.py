@@ -15,6 +15,7 @@ from policies.content import Content, Key
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
+    Cells,
     Chunk,
     Group,
     HostCopy,
@@ -283,15 +284,15 @@ class Policy(ABC):
 
     # The host tier
 
-    def copy_out(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+    def copy_out(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
         """The copies, one for each group, that put a sequence into cells of the host tier; it stays where it is.
 
-        ``host``: shape (tokens of the sequence,), the host cell of each position. Only for policies that declare
+        ``host``: the host cell of each position, as many as the sequence has tokens. Only for policies that declare
         ``can_copy_out``.
         """
         raise Unsupported(f"{self.name}: a sequence cannot be copied to the host")
 
-    def copy_in(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+    def copy_in(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
         """Give a sequence cells for all that was copied out to ``host``, instead of those that it has; and the copies.
 
         Raises ``NoSlot`` where there is no room; the sequence then holds nothing.

@@ -18,6 +18,8 @@ from policies.content import NOTHING, Content
 IntArray = NDArray[np.int64]
 """Cells, positions or counts; int64 throughout, so that no cache is too large."""
 FloatArray = NDArray[np.float64]
+Cells = range | IntArray
+"""Cells in the order in which they are filled; a range if they are consecutive and ascend."""
 
 
 class Chunk(NamedTuple):

@@ -21,6 +21,7 @@ from policies.cells.arena import Arena
 from policies.delegating import DelegatingPolicy
 from policies.layouts.multi_stream import MultiStreamPolicy, Rejected
 from policies.layouts.unified import UnifiedPolicy
+from policies.vocabulary import Cells
 from real_engine.arrays import IntArray
 from real_engine.llama_library import (
     SHARED,
@@ -94,7 +95,7 @@ class MirroredPolicy(DelegatingPolicy):
         """Era B with ``show_cells``: state before the last step, by cache and stream."""
         self.copying_s = 0.0
         """Seconds that llama.cpp spent on copies of sequences since ``LlamaCpp.copy`` was last asked."""
-        self._saved: dict[bytes, NDArray[np.uint8]] = {}
+        self._saved: dict[tuple[int, ...], NDArray[np.uint8]] = {}
         """llama.cpp's states of the sequences that were copied out, by their host cells."""
 
     def states(self) -> dict[tuple[int, int], StreamState]:
@@ -141,16 +142,16 @@ class MirroredPolicy(DelegatingPolicy):
         self.inner.shift(seq, start, stop, delta)
         self.context.shift(*self._notify("seq_add", self._llama_seq(seq), start, _end(stop), delta))
 
-    def copy_out(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+    def copy_out(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
         """Copy a sequence out of the policy, and have llama.cpp do so (``llama_state_seq_get_data``)."""
         began = perf_counter()
-        self._saved[host.tobytes()] = self.context.state_of(self._llama_seq(seq))
+        self._saved[tuple(host)] = self.context.state_of(self._llama_seq(seq))
         self.copying_s += perf_counter() - began
         return self.inner.copy_out(seq, host)
 
-    def copy_in(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+    def copy_in(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
         """Copy a sequence back in the policy and in llama.cpp (``llama_state_seq_set_data``). Raises ``Divergence``."""
-        state = self._saved[host.tobytes()]
+        state = self._saved[tuple(host)]
         began = perf_counter()
         found = self.context.put(self._llama_seq(seq), state)
         self.copying_s += perf_counter() - began

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from policies.cells.free_cells import Cells, FreeCells
+from policies.cells.free_cells import FreeCells
 from policies.cells.pending import PendingUpdates
 from policies.cells.search import cells_array
 from policies.cells.sequence_cells import Row, SequenceCells
 from policies.cells.sequence_sets import SequenceSets, SetIndices
-from policies.vocabulary import NO_MOVES, NO_SHIFT, CellMap, Chunk, IntArray, Moves, Shift
+from policies.vocabulary import NO_MOVES, NO_SHIFT, CellMap, Cells, Chunk, IntArray, Moves, Shift
 
 
 class ArenaCells:

@@ -16,9 +16,6 @@ from numpy.typing import NDArray
 from policies.compiled import as_flags, i32, i64, mypyc_attr, u8, vec
 from policies.vocabulary import IntArray, Moves
 
-Cells = range | IntArray
-"""Cells in the order in which they are filled; a range if they are consecutive and ascend."""
-
 _SHIFT: Final[i64] = 6
 """So many neighbours, as a power of two, are counted together, so that a search passes over many at a time."""
 _GROUP: Final[i64] = 64

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from policies.vocabulary import Chunk, HostRuns, IntArray
+from policies.vocabulary import Cells, Chunk, HostRuns, IntArray
 
 State = TypeVar("State")
 
@@ -16,44 +18,68 @@ class HostStates(Generic[State]):
 
     def __init__(self) -> None:
         self._states: dict[int, State] = {}
-        self._owner: IntArray = np.zeros(0, dtype=np.int64)
-        """For each host cell the number of the state that lies there; 0 if none ever did."""
+        """By number."""
         self._kept = 0
+        # Runs of host cells that something was copied to, ascending: first cells, ends, and numbers of states.
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._numbers: list[int] = []
 
     def __len__(self) -> int:
         """Number of states."""
         return len(self._states)
 
-    def keep(self, host: IntArray, state: State) -> None:
-        """Keep a state that is copied to ``host``, shape (n,); forget those any of whose cells are among them."""
-        missing = int(host.max()) + 1 - len(self._owner)
-        if missing > 0:
-            self._owner = np.concatenate((self._owner, np.zeros(missing + len(self._owner), dtype=np.int64)))
+    def keep(self, host: Cells, state: State) -> None:
+        """Keep a state that is copied to the host cells, of which there is one at least; forget those that any of them
+        belong to."""
         self._kept += 1
-        breaks = (host[1:] - host[:-1] != 1).nonzero()[0].tolist()  # Mostly none.
-        for first, last in zip([0, *(at + 1 for at in breaks)], [*breaks, len(host) - 1], strict=True):
-            owner = self._owner[host[first] : host[last] + 1]
-            for gone in {int(owner[0]), *owner[1:][owner[1:] != owner[:-1]].tolist()}:
-                self._states.pop(gone, None)
-            owner[:] = self._kept
+        for start, end in _runs(host):
+            first, stop = bisect_right(self._ends, start), bisect_left(self._starts, end)
+            for number in self._numbers[first:stop]:
+                self._states.pop(number, None)
+            self._starts[first:stop], self._ends[first:stop] = [start], [end]
+            self._numbers[first:stop] = [self._kept]
         self._states[self._kept] = state
 
-    def at(self, host: IntArray) -> State:
-        """The state that was copied to ``host`` last."""
-        return self._states[int(self._owner[host[0]])]
+    def at(self, host: Cells) -> State:
+        """The state that was copied to these host cells last."""
+        return self._states[self._numbers[bisect_right(self._starts, int(host[0])) - 1]]
 
 
-def transfers_of(cells: IntArray, host: IntArray, *, to_host: bool) -> HostRuns:
+def _runs(cells: Cells) -> list[tuple[int, int]]:
+    """Cells as runs: first cell and end of each."""
+    if isinstance(cells, range):
+        return [(cells.start, cells.stop)]
+    bounds = [0, *((cells[1:] - cells[:-1] != 1).nonzero()[0] + 1).tolist(), len(cells)]
+    return [(int(cells[first]), int(cells[stop - 1]) + 1) for first, stop in pairwise(bounds)]
+
+
+def host_cells(host: Cells, positions: IntArray) -> Cells:
+    """The host cells of these positions, which ascend; ``host`` has one for each position from 0 on."""
+    if len(positions) and int(positions[-1]) - int(positions[0]) == len(positions) - 1:
+        return host[int(positions[0]) : int(positions[-1]) + 1]
+    return host_cells_at(host, positions)
+
+
+def host_cells_at(host: Cells, positions: IntArray) -> IntArray:
+    """``host_cells`` of positions in any order; the same shape."""
+    return host.start + positions if isinstance(host, range) else host[positions]
+
+
+def transfers_of(cells: IntArray, host: Cells, *, to_host: bool) -> HostRuns:
     """Copies between ``cells`` and ``host``, cell by cell, both of shape (n,), as the fewest runs that rise in both."""
     if len(cells) == 0:
-        return HostRuns(to_host, cells, host, cells)
-    breaks = ((cells[1:] - cells[:-1] != 1) | (host[1:] - host[:-1] != 1)).nonzero()[0]
+        return HostRuns(to_host, cells, cells, cells)
+    follows = cells[1:] - cells[:-1] == 1
+    if not isinstance(host, range):
+        follows &= host[1:] - host[:-1] == 1
+    breaks = (~follows).nonzero()[0]
     bounds = np.empty(len(breaks) + 2, dtype=np.int64)
     bounds[0], bounds[-1] = 0, len(cells)
     bounds[1:-1] = breaks
     bounds[1:-1] += 1
     firsts = bounds[:-1]
-    return HostRuns(to_host, cells[firsts], host[firsts], bounds[1:] - firsts)
+    return HostRuns(to_host, cells[firsts], host_cells_at(host, firsts), bounds[1:] - firsts)
 
 
 class SavedPlaces(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.cells.free_cells import Cells, FreeCells
-from policies.vocabulary import IntArray
+from policies.cells.free_cells import FreeCells
+from policies.vocabulary import Cells, IntArray
 
 
 def cells_array(cells: Cells) -> IntArray:

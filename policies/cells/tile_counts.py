@@ -8,10 +8,9 @@ from typing import Final
 import numpy as np
 
 from policies.cells.arena import Arena
-from policies.cells.free_cells import Cells
 from policies.cells.reads import TILE
 from policies.compiled import i64, mypyc_attr
-from policies.vocabulary import Chunk, IntArray, Reads
+from policies.vocabulary import Cells, Chunk, IntArray, Reads
 
 _TILE: Final[i64] = 64
 _SHIFT: Final[i64] = 6

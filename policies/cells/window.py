@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.cells.arena import Arena
-from policies.cells.free_cells import Cells, FreeCells
+from policies.cells.free_cells import FreeCells
 from policies.cells.search import cells_array
 from policies.cells.sequence_cells import Row
 from policies.cells.tile_counts import TileCounts
 from policies.compiled import i64, mypyc_attr, vec
-from policies.vocabulary import Chunk, IntArray
+from policies.vocabulary import Cells, Chunk, IntArray
 
 AHEAD = 256
 """A search for n cells looks at the next 2 n + ``AHEAD`` cells first: mostly enough of them are usable."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.cells.arena import FOREVER, Arena
-from policies.cells.host_copies import HostStates, SavedPlaces, chunks_of, transfers_of
+from policies.cells.host_copies import HostStates, SavedPlaces, chunks_of, host_cells, host_cells_at, transfers_of
 from policies.cells.reads import padded_span, reads_of
 from policies.cells.search import cells_array
 from policies.cells.stream_arenas import CacheSpec, StreamArenas
@@ -23,6 +23,7 @@ from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
+    Cells,
     Chunk,
     Group,
     HostCopy,
@@ -194,7 +195,7 @@ class MultiStreamPolicy(Policy):
 
     # The host tier
 
-    def copy_out(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+    def copy_out(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
         """All that attention may still see of a sequence (``llama_kv_cache::state_write``)."""
         copies, saved = [], []
         for group, spec in enumerate(self.caches):
@@ -205,12 +206,12 @@ class MultiStreamPolicy(Policy):
             saved.append(SavedPlaces(cells, positions))
             if self.stream_of(seq):
                 cells = cells + self.stream_of(seq) * spec.size
-            transfers = transfers_of(cells, host[positions], to_host=True)
+            transfers = transfers_of(cells, host_cells(host, positions), to_host=True)
             copies.append(HostCopy(transfers, *self._streams.settle(group)))
         self._saved.keep(host, saved)
         return tuple(copies)
 
-    def copy_in(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+    def copy_in(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
         """Find cells for all of it at once, in every group or in none (``llama_kv_cache::state_read``).
 
         The tokens take them in the order of the cells that they were copied out of.
@@ -225,7 +226,7 @@ class MultiStreamPolicy(Policy):
                 self.free(seq)
                 raise NoSlot(f"no room for {len(positions)} tokens from the host: {free} cells are free")
             self._planner.take(group, slots)
-            found.append((host[positions], cells_array(slots[2]) + self.stream_of(seq) * spec.size))
+            found.append((host_cells_at(host, positions), cells_array(slots[2]) + self.stream_of(seq) * spec.size))
         return tuple(
             HostCopy(transfers_of(cells, own, to_host=False), *self._streams.settle(group))
             for group, (own, cells) in enumerate(found)

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.cells.arena import Arena
-from policies.cells.free_cells import Cells
 from policies.cells.search import cells_array, find_contiguous, find_scattered
 from policies.layouts.unified import UnifiedPolicy
 from policies.placement.rule import PlacementRule
 from policies.policy import CacheConfig
-from policies.vocabulary import Chunk, MicroBatch, SequencePlan
+from policies.vocabulary import Cells, Chunk, MicroBatch, SequencePlan
 
 
 class PromptDecodeRegionsPolicy(UnifiedPolicy):

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from policies.cells.arena import Arena
-from policies.cells.free_cells import Cells
 from policies.cells.saved_cells import SavedCells
 from policies.cells.search import cells_array, find_contiguous, find_scattered, start_of_search
 from policies.cells.split_batch import split_by_stream
 from policies.cells.stream_arenas import StreamArenas
 from policies.cells.window import usable_extents
 from policies.layouts.unified import cut
-from policies.vocabulary import Chunk, NoSlot, split_batch
+from policies.vocabulary import Cells, Chunk, NoSlot, split_batch
 
 
 class Rejected(ValueError):

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from policies.cells.arena import FOREVER, Arena
-from policies.cells.free_cells import Cells
-from policies.cells.host_copies import HostStates, SavedPlaces, chunks_of, transfers_of
+from policies.cells.host_copies import HostStates, SavedPlaces, chunks_of, host_cells, host_cells_at, transfers_of
 from policies.cells.reads import reads_of
 from policies.cells.search import cells_array, find_contiguous, start_of_search
 from policies.cells.tile_counts import HeldTiles, TileCounts
@@ -19,6 +18,7 @@ from policies.policy import CacheConfig, Kernel, Policy
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
+    Cells,
     Chunk,
     Group,
     HostCopy,
@@ -116,14 +116,14 @@ class UnifiedPolicy(Policy):
         gone = self.arena.remove(seq, start, FOREVER if stop is None else stop)
         self._lower_head(int(gone[0]) if len(gone) else None)
 
-    def copy_out(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+    def copy_out(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
         """All of a sequence's cells."""
         cells, positions = self.arena.cells_of(seq)
         self._saved.keep(host, SavedPlaces(cells, positions))
         settled = self.arena.settle()
-        return (HostCopy(transfers_of(cells, host[positions], to_host=True), *settled),)
+        return (HostCopy(transfers_of(cells, host_cells(host, positions), to_host=True), *settled),)
 
-    def copy_in(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+    def copy_in(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
         """Placed as one micro-batch of any size, with a compaction where a failure asks for one.
 
         The tokens take their cells in the order of those that they were copied out of, and the next search begins at
@@ -143,7 +143,7 @@ class UnifiedPolicy(Policy):
         cells = cells_array(found)
         arena.head = int(cells[0])
         settled = arena.settle()
-        return (HostCopy(transfers_of(cells, host[positions], to_host=False), *settled),)
+        return (HostCopy(transfers_of(cells, host_cells_at(host, positions), to_host=False), *settled),)
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
         """Share the cells; the next search begins at 0."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from policies.cells.free_cells import FreeCells
 from policies.compiled import i32, i64, vec
 from policies.content import Key
-from policies.cells.free_cells import FreeCells
 from policies.paging.free_lists.protocol import BlockKeys
 from policies.paging.free_lists.uncached import FreeStack
 from policies.paging.growth import blocks_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
-from policies.cells.free_cells import Cells, FreeCells
+from policies.cells.free_cells import FreeCells
 from policies.cells.sequence_cells import Row as SequenceRow
 from policies.cells.sequence_cells import SequenceCells
 from policies.cells.tile_counts import HeldTiles
@@ -13,7 +13,7 @@ from policies.compaction.triggers import CompactionPlanner
 from policies.compiled import i64, mypyc_attr
 from policies.placement.repeats import CellRepeats
 from policies.placement.rule import GroupReads, PassReads, PlacementRule, Row
-from policies.vocabulary import NO_MOVES, Chunk, NoSlot, split_batch
+from policies.vocabulary import NO_MOVES, Cells, Chunk, NoSlot, split_batch
 
 if TYPE_CHECKING:
     from policies.layouts.unified import UnifiedPolicy
@@ -154,11 +154,9 @@ class CellRule(PlacementRule):
         if repeats.done == 0:
             repeats.stop()
             return
-        at: i64 = 0
-        for each in self.rows:
+        for at, each in enumerate(self.rows):
             row = cast(CellRow, each)
             repeats.give(at, row, row.cells, row.tiles)
-            at += 1
         self._go_on_behind(repeats.settled() - 1)
 
     def place(self, chunks: Sequence[Chunk]) -> Sequence[PassReads]:

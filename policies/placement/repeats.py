@@ -35,9 +35,10 @@ class CellRepeats:
 
         ``limit``: the cell from which on a step changes more. ``least_left``: the fewest tokens that a row lacks.
         """
-        free = self._free.free_from(first + n)
-        possible = (limit - first) // n - 1
-        self._possible = min(possible, free // n, least_left)
+        free, behind = self._free, first + n
+        possible = min((limit - first) // n - 1, free.free_from(behind) // n, least_left)
+        # As ``start_of_search`` has it: from then on both sides grow alike.
+        self._possible = 0 if behind > free.size - free.total + 2 * n else possible
         self._first, self._n, self._until_end = first, n, least_left
 
     def stop(self) -> None:

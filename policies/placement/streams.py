@@ -7,7 +7,7 @@ from typing import Final, Protocol, cast, final
 
 from policies.cells.arena import Arena
 from policies.cells.free_cells import FreeCells
-from policies.cells.search import cells_array, find_contiguous, find_scattered
+from policies.cells.search import find_contiguous
 from policies.cells.sequence_cells import Row as CellRow
 from policies.cells.sequence_cells import SequenceCells
 from policies.cells.split_batch import consecutive, split_by_stream
@@ -118,34 +118,32 @@ class StreamCells:
         self, group: int, rows: list[StreamRow], chunks: Sequence[Chunk], own: i64, n: i64, head: i64
     ) -> None:
         """``put`` of ``n`` tokens, ``own`` of them of rows, where any free cells from ``head`` on will do."""
-        cells = find_scattered(self.free, head, n)
-        assert cells is not None, "there is room"
-        at = own
-        if isinstance(cells, range):
-            first: i64 = cells.start
-            self.free.take(first, n)
-            self.free.head = first + n
-            if own:
-                self.give(group, rows, list(range(first, first + own)))
-            for chunk in chunks:
-                self.sequences.append_run(self.sequences.rows[chunk.seq], first + at, 1, chunk.n)
-                if self.tiles is not None:
-                    self.tiles.of(chunk.seq).add_run(first + at, chunk.n)
-                at += chunk.n
-        else:
-            self.free.take_cells(cells)
-            self.free.head = int(cells[-1]) + 1
-            if own:
-                self.give(group, rows, cells[:own].tolist())
-            for chunk in chunks:
-                part = cells[at : at + chunk.n]
-                self.sequences.append(self.sequences.rows[chunk.seq], part)
-                if self.tiles is not None:
-                    self.tiles.of(chunk.seq).add(part)
-                at += chunk.n
+        left, at, mine = own, 0, list[int]()
+        """Tokens that rows still lack, and the chunk that gets the next cells."""
+        placed: i64 = 0
         rotations = self.arena.pending.rotations
-        if rotations is not None:
-            rotations[cells_array(cells)] = 0
+        for each in self.free.runs(n, head):
+            cell: i64 = each[0]
+            stop = cell + each[1]
+            self.free.take(cell, stop - cell)
+            if rotations is not None:
+                rotations[int(cell) : int(stop)] = 0
+            while cell < stop:
+                if left > 0:
+                    mine.append(int(cell))
+                    cell, left = cell + 1, left - 1
+                    continue
+                chunk = chunks[at]
+                taken = min(stop - cell, chunk.n - placed)
+                self.sequences.append_run(self.sequences.rows[chunk.seq], cell, 1, taken)
+                if self.tiles is not None:
+                    self.tiles.of(chunk.seq).add_run(cell, taken)
+                cell, placed = cell + taken, placed + taken
+                if placed == chunk.n:
+                    at, placed = at + 1, 0
+            self.free.head = stop
+        if mine:
+            self.give(group, rows, mine)
 
     def give(self, group: int, rows: list[StreamRow], cells: list[int]) -> None:
         """Give rows their cells in this group's stream, which have been taken, in order."""
@@ -371,10 +369,8 @@ class StreamRule(PlacementRule):
         if repeats.done == 0:
             repeats.stop()
             return
-        at: i64 = 0
-        for row in self._stream_rows:
+        for at, row in enumerate(self._stream_rows):
             repeats.give(at, row, row.first.cells, row.first.tiles)
-            at += 1
         self._by_group[0][0].free.head = repeats.settled()
 
     def _count_masked_rows(self, group: GroupReads, span: i64) -> None:

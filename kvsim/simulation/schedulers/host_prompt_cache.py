@@ -10,7 +10,6 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.schedulers.decision_log import DecisionLog, no_log
 from policies import Content, Group, Policy
 from policies.cells.free_extents import FreeExtents
-from policies.vocabulary import IntArray
 
 MIB = 1 << 20
 _CELLS = 1 << 40
@@ -36,8 +35,8 @@ class Entry:
 
     content: Content
     bytes: int
-    cells: IntArray
-    """Shape (tokens,): cells of the host tier by position, which lie together."""
+    cells: range
+    """Cells of the host tier, by position."""
 
 
 class StateSize:
@@ -151,7 +150,7 @@ class HostPromptCache:
         if not self._by_first[first]:
             del self._by_first[first]
         self.bytes, self.tokens = self.bytes - entry.bytes, self.tokens - entry.content.n
-        self._free.give_back(int(entry.cells[0]), len(entry.cells))
+        self._free.give_back(entry.cells.start, len(entry.cells))
 
     def enforce_limits(self) -> None:
         """Drop the oldest entries while there are too many bytes or tokens."""
@@ -177,13 +176,13 @@ class HostPromptCache:
         self._log(reason, mib=oldest.bytes / MIB)
         self.remove(oldest)
 
-    def _take(self, n: int) -> IntArray:
-        """Cells of the host tier for that many tokens, the first that lie together; shape (n,)."""
+    def _take(self, n: int) -> range:
+        """Cells of the host tier for that many tokens, the first that lie together."""
         at = self._free.first_of(n, 0)
         assert at is not None, "there are more cells than any limit lets be used"
         start = self._free.starts[at]
         self._free.take(start, n)
-        return np.arange(start, start + n)
+        return range(start, start + n)
 
 
 def _first(content: Content) -> tuple[int, int]:

@@ -1,16 +1,15 @@
 """vLLM's asynchronous scheduling step by step in small worlds: what a step sees of what happens around it."""
 
 import pytest
-import simpy
 
+import kvsim
 from kvsim.engines.conformance.zero_time import ZeroTimeBackend
 from kvsim.scenario.scenario import load_scenario
-from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, cost_model, drive
-from kvsim.simulation.schedulers import AsyncVllm
-from tests.kvsim.simulation.random_runs import PROFILE, outcome
+from kvsim.simulation.run import build_policy
+from kvsim.simulation.schedulers import SCHEDULERS, AsyncVllm
+from tests.kvsim.simulation.random_runs import outcome
 from tests.kvsim.simulation.stories import closed, each, livelock, says, tell
 from tests.kvsim.simulation.test_vllm import vllm
 from workloads import Request
@@ -160,27 +159,27 @@ def test_what_has_ended_evicts_nothing_while_no_step_asks_for_room(name):
     assert outcome(world, name) == outcome(world, name, most_steps=0)
 
 
-class CountingClock(simpy.Environment):
-    """Counts the events of a run."""
+class CountingScheduler(AsyncVllm):
+    """Counts how often it is asked for a step."""
 
-    events = 0
+    asked = 0
 
-    def step(self):
-        super().step()
-        self.events += 1
+    def compose(self, now):
+        CountingScheduler.asked += 1
+        return super().compose(now)
 
 
-def events(most_steps):
-    """Events in a run with few requests, and its forward passes."""
+def asked(monkeypatch, most_steps):
+    """How often the scheduler is asked in a run with few requests, and its forward passes."""
+    monkeypatch.setitem(SCHEDULERS, "vllm", CountingScheduler)
+    monkeypatch.setattr(CountingScheduler, "asked", 0)
     world = load_scenario("chat", workload__requests=20, server__scheduler="vllm", server__async_scheduling=True)
-    policy, recorder, costs = build_policy(world, "vllm"), Recorder(detail="requests"), cost_model(world, PROFILE)
-    clock, backend = CountingClock(), SimulatedBackend(costs, policy.kernel, policy.groups)
-    drive(world, policy, backend, recorder, PROFILE, env=clock, most_steps=most_steps)
-    return clock.events, recorder.forward_passes
+    passes = kvsim.run(world, "vllm", most_steps=most_steps).summary["forward_passes"]
+    return CountingScheduler.asked, passes
 
 
-def test_most_steps_are_taken_together():
+def test_most_steps_are_taken_together(monkeypatch):
     """The control of the test above."""
-    together, passes = events(1 << 62)
+    together, passes = asked(monkeypatch, 1 << 62)
     assert together < passes / 5
-    assert events(1)[0] >= passes
+    assert asked(monkeypatch, 1)[0] >= passes
