@@ -54,6 +54,8 @@ class Admission:
 
     def _look_up(self, content: Content, tokens: int) -> list[int]:
         """The cached blocks that a text begins with, in the pool or the host tier; for a window, as in ``trailing``."""
+        if content.private and self._in_sight is None and self._pool.hides_private:
+            return []  # What no other sequence says is cached without a key.
         keys = content.lookup_keys(self._blocks.block_size, tokens)
         if self._in_sight is not None:
             return self._pool.trailing(keys, self._in_sight)

@@ -156,6 +156,7 @@ class BlockManager:
 
     def let_be_found(self, table: BlockTable) -> None:
         """Let the cached blocks of a table be found that no other sequence would look for: it will come back itself."""
+        table.content.private = table.plan.content.private = False
         pool, keys = self.pool, table.content.keys(self.block_size, table.n_keyed)
         for block, key in zip(table.blocks, keys, strict=False):
             if pool.keys[block] == PRIVATE:
