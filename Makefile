@@ -23,7 +23,7 @@ GUIDELLM := 0.8.1
 # How long "make fuzz" looks at each group of readers.
 SECONDS ?= 60
 
-.PHONY: help setup core run check test test-llama test-vllm test-load test-gpu lint types fast unit fuzz bench lock clean
+.PHONY: help setup core wheel run check test test-llama test-vllm test-load test-gpu lint types fast unit fuzz bench lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -39,6 +39,10 @@ $(STAMP): pyproject.toml constraints.txt
 # Half a minute where a source has changed, nothing where none has; without a C compiler it only says so.
 core: setup  ## compile the simulator's core, if it has changed
 	@$(BIN)/python setup.py --quiet build_ext --inplace
+
+wheel: core  ## build a wheel with compiled code into dist/
+	@$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 # A real model for the tests, 93 MB; without it they skip.
 $(SMOLLM2): $(STAMP)
@@ -170,7 +174,7 @@ lock: setup $(SMOLLM2) $(LLAMA)  ## write constraints.txt anew
 
 clean:  ## remove .venv and everything that was built
 	find kvsim policies \( -name '*.so' -o -name '*.pyd' -o -name '*.sources' \) -delete
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The documentation site, in build/site; once its packages are there, no network is needed.
 DOCS := $(VENV)/.docs

@@ -197,3 +197,12 @@ def test_a_wheel_with_a_compiler_has_every_module_twice(tmp_path):
     assert not name.endswith("-none-any.whl")
     assert {file.removesuffix(".py") + EXTENSION_SUFFIXES[0] for file in SOURCES[: len(MODULES)]} <= files
     assert {*SOURCES, compiled.STAMP} <= files
+    # Used in a folder that has nothing else: what is compiled runs, and says so.
+    with zipfile.ZipFile(tmp_path / name) as archive:
+        archive.extractall(tmp_path / "used")
+    env = {**os.environ, compiled.PURE: "", "PYTHONPATH": str(tmp_path / "used")}
+    program = "import kvsim, policies.compiled as c; print(c.STATE, c.__file__, kvsim.run('chat').summary['completed'])"
+    printed = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    assert printed.split() == [compiled.COMPILED, str(tmp_path / "used" / "policies" / "compiled.py"), "400"]

@@ -247,8 +247,16 @@ class FreeCells:
 
     def take_each(self, cells: list[int]) -> None:
         """Remove cells, distinct and all free, in any order."""
-        for cell in cells:
-            self.take(cell, 1)
+        at: i64 = 0
+        while at < len(cells):
+            first: i64 = cells[at]
+            n = _run_at(cells, at)
+            if n > 0:
+                self.take(first, n)
+                at += n
+            else:
+                self.take(first + n + 1, -n)
+                at -= n
 
     def take_cells(self, cells: IntArray) -> None:
         """``take_each``, for an array."""
@@ -257,8 +265,16 @@ class FreeCells:
 
     def release_each(self, cells: list[int]) -> None:
         """Give back cells, distinct and none of them free, in any order."""
-        for cell in cells:
-            self.release_run(cell, 1)
+        at: i64 = 0
+        while at < len(cells):
+            first: i64 = cells[at]
+            n = _run_at(cells, at)
+            if n > 0:
+                self.release_run(first, n)
+                at += n
+            else:
+                self.release_run(first + n + 1, -n)
+                at -= n
 
     def release(self, cells: IntArray) -> None:
         """``release_each``, for an array."""
@@ -365,6 +381,20 @@ class FreeCells:
         self.count -= 1
         self._of_length[length] -= 1
         self._in_group[length >> _SHIFT] -= 1
+
+
+def _run_at(cells: list[int], at: i64) -> i64:
+    """How many cells from an index on follow each other; negative where they descend."""
+    end: i64 = len(cells)
+    first: i64 = cells[at]
+    n: i64 = 1
+    while at + n < end and cells[at + n] == first + n:
+        n += 1
+    if n > 1:
+        return n
+    while at + n < end and cells[at + n] == first - n:
+        n += 1
+    return -n if n > 1 else 1
 
 
 def _runs_of(cells: IntArray) -> list[tuple[int, int]]:
