@@ -2,7 +2,7 @@
 
 Every preset runs under every scheduler asked for, at three loads, without and with the cache watched. Request lengths
 are drawn from the quantiles of the Azure conversation trace of 2023; arrivals are a Poisson process at 0.3 (light), 0.7
-and 3 (overload) of the rate at which that preset completes, under that scheduler, requests that all arrive at once.
+and 1.3 (overload) of the rate at which that preset completes, under that scheduler, requests that all arrive at once.
 
 Each run is an isolated process on one core; its clock starts after the imports and a run of 4 requests. Rounds are
 interleaved: each makes every run once, and bare SimPy's timeouts once for each preset. A figure is the median over the

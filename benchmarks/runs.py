@@ -20,7 +20,7 @@ from kvsim.machine import BUSY_BELOW, processor
 from kvsim.simulation.recorder import Detail
 from policies.compiled import COMPILED, STATE
 
-LIGHT, NORMAL, OVERLOAD = 0.3, 0.7, 3.0
+LIGHT, NORMAL, OVERLOAD = 0.3, 0.7, 1.3
 """Arrival rates over the service rate, the rate of completion when all requests arrive at once."""
 
 BLOCKS = ("paged", "vllm", "chunked", "paged-window", "hf-reserved", "growing", "ring", "oracle")

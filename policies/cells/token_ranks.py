@@ -15,8 +15,8 @@ _SINKS = 4
 """First tokens that attention sinks in (Xiao et al., arXiv 2309.17453)."""
 _SINK_WEIGHT = 1e9
 """Attention on a sink, beside which that on any other token is little."""
-_FIRST_TOKENS = 1024
-"""Positions that are drawn at first."""
+_FIRST_TOKENS, _FURTHER_TOKENS = 1024, 512
+"""Positions that are drawn at least, and behind the last one that is held."""
 
 
 class AttentionReceived(Protocol):
@@ -86,7 +86,7 @@ class DrawnAttention:
         """What is drawn for the tokens of a sequence, at least up to position ``last``."""
         drawn = self._drawn.get((group, seq))
         if drawn is None or last >= len(drawn):
-            drawn = self._drawn[group, seq] = self._draw(group, seq, max(2 * last, _FIRST_TOKENS))
+            drawn = self._drawn[group, seq] = self._draw(group, seq, max(last + _FURTHER_TOKENS, _FIRST_TOKENS))
         return drawn
 
     def by_distance(self, most: int) -> FloatArray:

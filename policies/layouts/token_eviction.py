@@ -250,7 +250,7 @@ class TokenEvictionPolicy(Policy):
             return
         for blocks, own in zip(self._blocks, row.held, strict=True):
             blocks.truncate(own, start)
-        row.rankings = [None] * len(self.groups)
+        row.weights = [None] * len(self.groups)
         row.length = start
 
     def can_truncate(self, seq: int, n: int) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_left
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -11,51 +10,18 @@ import numpy as np
 
 from policies.cells.token_ranks import AttentionReceived, DrawnAttention
 from policies.cells.token_rules import HeavyHitters, SinksAndRecent, TokenRule
-from policies.compiled import i64
+from policies.compiled import i64, vec
 from policies.paging.token_blocks import HeldTokens, TokenBlocks
 from policies.placement.rule import GroupReads, PassReads, PlacementRule, Row
-from policies.vocabulary import NO_MOVES, Chunk, MicroBatch, Moves, split_batch
+from policies.vocabulary import NO_MOVES, Chunk, FloatArray, MicroBatch, Moves, split_batch
 
 
-class Ranking:
-    """The tokens of a sequence that may be evicted in one group, by drawn attention: the lightest first.
+class Weights:
+    """What drawn attention makes of the tokens of a sequence in one group."""
 
-    A score is a weight times a factor that never falls with the distance from the end. A score that was computed
-    earlier is thus a lower bound, and only the least of these bounds is computed anew, until it stays the least.
-    """
-
-    def __init__(self, positions: Sequence[int], recent: i64, weights: list[float], by_distance: list[float]):
-        """``positions``: of the tokens held. ``recent``: so many last ones may not be evicted; the last are held."""
-        self._recent = recent
-        self._weights = weights
-        """Of all positions, so far as they are known."""
-        self._by_distance = by_distance
-        self._entered: i64 = positions[-1] - recent
-        """The last position that is ranked, or was evicted."""
-        self._heap = [(0.0, position) for position in positions if position <= self._entered]
-        """Lower bounds of scores, and positions."""
-
-    def reaches(self, last: i64) -> bool:
-        """Whether enough weights and factors are known for a sequence that ends with position ``last``."""
-        return last < len(self._weights) and last < len(self._by_distance)
-
-    def lightest(self, last: i64) -> int:
-        """The token with the least score in a sequence that ends with position ``last``, the first of equal ones."""
-        heap, weights, by_distance = self._heap, self._weights, self._by_distance
-        while self._entered < last - self._recent:
-            self._entered += 1
-            score = weights[self._entered] * by_distance[last - self._entered]
-            heapq.heappush(heap, (score, int(self._entered)))
-        while True:
-            bound, position = heap[0]
-            score = weights[position] * by_distance[last - position]
-            if score == bound:
-                return position
-            heapq.heapreplace(heap, (score, position))
-
-    def drop_lightest(self) -> None:
-        """The token that ``lightest`` has named is evicted."""
-        heapq.heappop(self._heap)
+    def __init__(self, weights: FloatArray):
+        """``weights``: shape (positions,)."""
+        self.of_position = vec[float](weights.tolist())
 
 
 class TokenRow(Row):
@@ -70,7 +36,8 @@ class TokenRow(Row):
         """Whether it has run since tokens were last evicted."""
         self.due_at: list[int] = [0] * len(held)
         """By group the tokens held from which on some are to be evicted."""
-        self.rankings: list[Ranking | None] = [None] * len(held)
+        self.weights: list[Weights | None] = [None] * len(held)
+        """By group, where attention is drawn and has been looked at."""
 
 
 class TokenEvictionRule(PlacementRule):
@@ -105,7 +72,7 @@ class TokenEvictionRule(PlacementRule):
         """Sequences that have run since tokens were last evicted, in order."""
         self._moves: list[list[Moves]] = [[] for _ in groups]
         """By group the copies that no pass has reported yet."""
-        self._factors: list[float] = []
+        self._factors = vec[float]([])
         """Of drawn attention, by distance from the end."""
 
     def of(self, seq: int) -> TokenRow:
@@ -142,12 +109,8 @@ class TokenEvictionRule(PlacementRule):
         blocks, at = self._groups[group], self._next_out(row, group, own)
         self.released = True
         if at >= 0:
-            ranking = row.rankings[group]
-            if ranking is not None:
-                ranking.drop_lightest()
             blocks.evict_one(own, at)
         else:
-            row.rankings[group] = None
             positions, scores = np.array(own.positions), partial(self.attention.scores, group, row.seq)
             which: list[int] = self._eviction.evicted(positions, int(row.prompt), scores).tolist()
             row.due_at[group] = self._eviction.next_due(int(row.length), int(row.prompt))
@@ -163,22 +126,30 @@ class TokenEvictionRule(PlacementRule):
             return -1
         if self._recent < 0:
             return self._oldest
-        ranking, last = row.rankings[group], own.positions[-1]
-        if ranking is None or not ranking.reaches(last):
-            ranking = row.rankings[group] = self._rank(row, group, own)
-            if ranking is None:
-                return -1
-        return bisect_left(own.positions, ranking.lightest(last))
+        return self._lightest(row, group, own)
 
-    def _rank(self, row: TokenRow, group: int, own: HeldTokens) -> Ranking | None:
-        """The tokens that a sequence may evict next; None where attention is not drawn."""
-        attention, last = self.attention, own.positions[-1]
+    def _lightest(self, row: TokenRow, group: int, own: HeldTokens) -> i64:
+        """Index of the token with the least score before the recent ones, the first of equal ones; -1 where attention
+        is not drawn."""
+        attention = self.attention
         if not isinstance(attention, DrawnAttention):
-            return None
+            return -1
+        positions = own.positions
+        last: i64 = positions[-1]
+        known = row.weights[group]
+        if known is None or last >= len(known.of_position):
+            known = row.weights[group] = Weights(attention.weights(group, row.seq, int(last)))
         if last >= len(self._factors):
-            self._factors = attention.by_distance(last).tolist()
-        weights = attention.weights(group, row.seq, last).tolist()
-        return Ranking(own.positions, self._recent, weights, self._factors)
+            self._factors = vec[float](attention.by_distance(int(last)).tolist())
+        weights, factors = known.of_position, self._factors
+        found: i64 = -1
+        least = math.inf
+        for at in range(len(positions) - self._recent):
+            position: i64 = positions[at]
+            score = weights[position] * factors[last - position]
+            if score < least:
+                found, least = at, score
+        return found
 
     def add_moves(self, group: int, moves: Moves) -> None:
         """Note copies that the next pass is to report."""
