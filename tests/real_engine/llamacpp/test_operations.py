@@ -99,9 +99,9 @@ class RandomOperations:
 
     def decode(self):
         """Several sequences continue, sometimes with a gap in one."""
-        seqs = self.rng.permutation(self.sequences)[: self.some(min(self.sequences, 4))]
+        seqs = self.rng.permutation(self.sequences)[: self.some(min(self.sequences, 4))].tolist()
         gap = 3 * (self.rng.random() < 0.1)
-        return self.step([Chunk(int(seq), self.ends(seq)[1] + 1 + gap, self.some(self.longest)) for seq in seqs])
+        return self.step([Chunk(seq, self.ends(seq)[1] + 1 + gap, self.some(self.longest)) for seq in seqs])
 
     def together(self):
         """Tokens that two sequences share; in era B both must hold equally many before."""
@@ -237,7 +237,7 @@ def test_wrong_bookkeeping_diverges_from_llamacpp(model, chat, change):
 
 
 def test_the_same_policy_without_a_fault_does_not_diverge(model, chat):
-    assert run(backend_of(model, *chat, spoiled(lambda policy: None))).latencies.ended == 30
+    assert run(backend_of(model, *chat, spoiled(lambda policy: None))).requests.latencies.ended == 30
 
 
 def test_a_missing_operation_in_llamacpp_diverges(model, chat):
