@@ -121,7 +121,7 @@ def test_presets_are_compared_in_one_table(made_up, tmp_path: Path) -> None:
     assert "| `paged` | 10,000 | 10 | 10 | 20 | 30 | 30 | 60 | 2.00 | 3.00 | 80 |" in page
     assert "| `llama.cpp-b6975` | 2,000 | 10 |" in page
     assert page.count("`paged` under `vllm`, overload, requests: 1 failed, 0 cut short") == 1
-    assert "at load 0.7: none; at load 3: all." in page
+    assert "at load 0.7: none; at load 1.3: all." in page
     assert "some run: `paged` under `static`, `llama.cpp-b6975` under `static`." in page
     assert "ring under static: no such thing" in page
     assert "growing under vllm, load 3, cache, 10,000 requests: no such thing" in page
