@@ -124,7 +124,7 @@ def test_presets_are_compared_in_one_table(made_up, tmp_path: Path) -> None:
     assert "at load 0.7: none; at load 1.3: all." in page
     assert "some run: `paged` under `static`, `llama.cpp-b6975` under `static`." in page
     assert "ring under static: no such thing" in page
-    assert "growing under vllm, load 3, cache, 10,000 requests: no such thing" in page
+    assert "growing under vllm, load 1.3, cache, 10,000 requests: no such thing" in page
 
 
 def test_figures_of_other_simulators_are_scaled(made_up, tmp_path: Path) -> None:
