@@ -75,6 +75,7 @@ COMPILED = [
     "policies.placement.regions",
     "policies.placement.repeats",
     "policies.placement.rule",
+    "policies.placement.stream_cells",
     "policies.placement.streams",
     "policies.placement.tokens",
 ]

@@ -107,12 +107,6 @@ class FreeCells:
         """Number of free cells below ``cell``."""
         return int(np.count_nonzero(self.mask[:cell]))
 
-    def below(self, cells: IntArray) -> IntArray:
-        """Number of free cells below each of ``cells``; the same shape."""
-        most = int(cells.max(initial=0))
-        upto: IntArray = np.concatenate(([0], np.cumsum(self.mask[:most], dtype=np.int64)))
-        return upto[cells]
-
     def free_from(self, cell: i64) -> i64:
         """How many cells are free from this one on without a gap."""
         if cell >= self.size or self._free[cell + 1] == 0:
