@@ -16,6 +16,10 @@ from policies.cells.free_extents import extents_of_cells
 from policies.vocabulary import NO_MOVES, IntArray, Moves
 
 
+_FEW_RUNS = 16
+"""Up to this many runs are followed one after another."""
+
+
 def in_safe_order(runs: Moves, packed: int, size: int) -> Moves:
     """The moves that ``runs`` make together, in an order that overwrites nothing still needed.
 
@@ -46,18 +50,19 @@ def new_cells(plan: Moves, used: NDArray[np.bool_]) -> IntArray:
 
     Undefined for cells that hold no token before.
     """
-    order = plan.src.argsort()
-    starts = plan.src[order]
-    ends = starts + plan.length[order]
     goes = np.arange(len(used))
-    if _moves_once(plan, order, starts, ends):
-        # Between two runs, and before the first and after the last, nothing moves.
-        shifts = np.zeros(2 * len(order) + 1, dtype=np.int64)
-        shifts[1::2] = (plan.dst - plan.src)[order]
-        edges = np.zeros(2 * len(order) + 2, dtype=np.int64)
-        edges[1:-1:2], edges[2:-1:2], edges[-1] = starts, ends, len(used)
-        goes += np.repeat(shifts, edges[1:] - edges[:-1])
-        return goes
+    if plan.n_runs > _FEW_RUNS:
+        order = plan.src.argsort()
+        starts = plan.src[order]
+        ends = starts + plan.length[order]
+        if _moves_once(plan, order, starts, ends):
+            # Between two runs, and before the first and after the last, nothing moves.
+            shifts = np.zeros(2 * len(order) + 1, dtype=np.int64)
+            shifts[1::2] = (plan.dst - plan.src)[order]
+            edges = np.zeros(2 * len(order) + 2, dtype=np.int64)
+            edges[1:-1:2], edges[2:-1:2], edges[-1] = starts, ends, len(used)
+            goes += np.repeat(shifts, edges[1:] - edges[:-1])
+            return goes
     origin = goes.copy()
     plan.apply(origin)
     held = used.nonzero()[0]
