@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from policies.cells.free_extents import extents_of_cells
 from policies.vocabulary import NO_MOVES, IntArray, Moves
 
-
 _FEW_RUNS = 16
 """Up to this many runs are followed one after another."""
 
