@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from policies.cells.arena import Arena
-from policies.cells.saved_cells import SavedCells
 from policies.cells.search import cells_array, find_contiguous, find_scattered, start_of_search
+from policies.cells.sequence_sets import SetIndices
 from policies.cells.split_batch import split_by_stream
 from policies.cells.stream_arenas import StreamArenas
 from policies.cells.window import usable_extents
 from policies.layouts.unified import cut
-from policies.vocabulary import Cells, Chunk, NoSlot, split_batch
+from policies.vocabulary import Cells, Chunk, IntArray, NoSlot, split_batch
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCells:
+    """What some cells of an arena held when they were saved; arrays of shape (n,)."""
+
+    arena: Arena
+    cells: IntArray
+    position: IntArray
+    owner: SetIndices
+    rotations: IntArray
+    """By how many positions each cell's key had still to be rotated."""
+
+    @staticmethod
+    def of(arena: Arena, cells: IntArray) -> SavedCells:
+        """Save ``cells``, which are distinct."""
+        rotations = arena.pending.rotations_of(cells)
+        return SavedCells(arena, cells, arena.position[cells], arena.owner[cells], rotations)
+
+    def restore(self) -> None:
+        """Make the cells what they were; to be called once, in reverse order where several were saved."""
+        arena, cells = self.arena, self.cells
+        arena.restore(cells, self.position, self.owner)
+        if arena.pending.rotations is not None:
+            arena.pending.rotations[cells] = self.rotations
 
 
 class Rejected(ValueError):

@@ -15,7 +15,7 @@ import numpy as np
 from policies.cells.reads import padded_span, reads_of, table_reads
 from policies.cells.token_ranks import AttentionReceived
 from policies.cells.token_rules import TokenRule
-from policies.paging.growth import blocks_for
+from policies.paging.block_table import blocks_for
 from policies.paging.token_blocks import HeldTokens, TokenBlocks
 from policies.placement.rule import PlacementRule, leave_rule
 from policies.placement.tokens import TokenEvictionRule, TokenRow

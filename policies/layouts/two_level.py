@@ -17,8 +17,8 @@ import numpy as np
 from policies.cells.reads import table_reads
 from policies.content import Content
 from policies.layouts.paged import PagedPolicy
+from policies.paging.block_table import blocks_behind, blocks_for, blocks_for_each
 from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
-from policies.paging.growth import blocks_behind, blocks_for, blocks_for_each
 from policies.paging.large_pages import LargePages, SmallPages
 from policies.placement.parts import PartRule
 from policies.placement.rule import PlacementRule

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 from policies.content import NOTHING, Content
 from policies.paging.block_manager import BlockManager
-from policies.paging.block_table import BlockTable
+from policies.paging.block_table import BlockTable, blocks_for, blocks_in_sight
 from policies.paging.blocks import NULL
-from policies.paging.growth import blocks_for, blocks_in_sight
 from policies.paging.host_offload import HostOffload
 from policies.vocabulary import Chunk, NoSlot
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from policies.paging.admission import Admission
 from policies.paging.block_manager import BlockManager
-from policies.paging.block_table import BlockTable
-from policies.paging.growth import blocks_for
+from policies.paging.block_table import BlockTable, blocks_for
 from policies.policy import CacheConfig
 from policies.vocabulary import SequencePlan
 

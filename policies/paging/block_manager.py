@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from policies.content import Key
-from policies.paging.block_occupancy import BlockOccupancy
-from policies.paging.block_table import BlockTable
+from policies.paging.block_table import (
+    BlockOccupancy,
+    BlockTable,
+    PendingCopies,
+    blocks_behind,
+    blocks_for,
+    blocks_in_sight,
+)
 from policies.paging.blocks import NULL, PRIVATE, BlockPool
-from policies.paging.copy_on_write import PendingCopies
-from policies.paging.free_lists.parked import ParkedPages
-from policies.paging.growth import blocks_behind, blocks_for, blocks_in_sight
-from policies.paging.host_tier import TransferLog
+from policies.paging.free_lists.uncached import ParkedPages
+from policies.paging.host_offload import TransferLog
 from policies.vocabulary import NO_MOVES, Moves, SequencePlan, Usage
 
 

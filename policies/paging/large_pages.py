@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from policies.cells.free_cells import FreeCells
 from policies.compiled import i32, i64, vec
 from policies.content import Key
+from policies.paging.block_table import blocks_for
 from policies.paging.free_lists.protocol import BlockKeys
 from policies.paging.free_lists.uncached import FreeStack
-from policies.paging.growth import blocks_for
 
 
 class LargePages:

@@ -8,9 +8,9 @@ import numpy as np
 
 from policies.compaction.triggers import fragmentation
 from policies.compiled import i64
+from policies.paging.block_table import blocks_for
 from policies.paging.blocks import BlockPool
 from policies.paging.free_lists.uncached import FreeStack
-from policies.paging.growth import blocks_for
 from policies.vocabulary import NO_MOVES, IntArray, Moves, Usage
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from policies.compiled import i64
 from policies.paging.admission import Admission
 from policies.paging.block_manager import BlockManager
-from policies.paging.block_table import BlockTable
-from policies.paging.growth import blocks_behind, blocks_for
+from policies.paging.block_table import BlockTable, blocks_behind, blocks_for
 from policies.placement.rule import GroupReads, PassReads, PlacementRule, Row
 from policies.vocabulary import Chunk, MicroBatch, Transfer, split_batch
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from policies.compiled import i64
 from policies.paging.block_manager import BlockManager
-from policies.paging.block_table import BlockTable
-from policies.paging.growth import blocks_behind
+from policies.paging.block_table import BlockTable, blocks_behind
 from policies.paging.large_pages import LargePages
 from policies.placement.rule import PassReads, PlacementRule, Row
 from policies.vocabulary import Chunk, MicroBatch, split_batch

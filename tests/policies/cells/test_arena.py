@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.cells.arena import FOREVER, Arena
-from policies.cells.saved_cells import SavedCells
 from policies.compaction.compactors import fill_holes, min_cells_to_move, pack
+from policies.layouts.stream_plans import SavedCells
 from policies.vocabulary import Chunk, Moves
 
 SIZE = 24

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.paging.block_occupancy import BlockOccupancy
+from policies.paging.block_table import BlockOccupancy
 
 SIZE = 4
 

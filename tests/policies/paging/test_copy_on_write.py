@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.paging.copy_on_write import PendingCopies
+from policies.paging.block_table import PendingCopies
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.paging.growth import (
+from policies.paging.block_table import (
     blocks_behind,
     blocks_for,
     blocks_in_sight,

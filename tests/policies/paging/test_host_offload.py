@@ -1,7 +1,7 @@
 """Evicted, swapped and prefetched blocks in the host tier: stories with the numbers of their blocks."""
 
 from policies import Chunk, Transfer
-from policies.paging.host_tier import TransferLog
+from policies.paging.host_offload import TransferLog
 from tests.policies.paging.cache import (
     BACK,
     OTHER,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.paging.free_lists.parked import ParkedPages
+from policies.paging.free_lists.uncached import ParkedPages
 
 
 def taken(pages, slot, at, n, *, ahead=False):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.paging.growth import blocks_for
+from policies.paging.block_table import blocks_for
 from policies.paging.token_blocks import TokenBlocks
 
 SIZE = 4
