@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from policies.content import Key
 from policies.paging.block_table import (
@@ -15,8 +16,10 @@ from policies.paging.block_table import (
 )
 from policies.paging.blocks import NULL, PRIVATE, BlockPool
 from policies.paging.free_lists.uncached import ParkedPages
-from policies.paging.host_offload import TransferLog
 from policies.vocabulary import NO_MOVES, Moves, SequencePlan, Usage
+
+if TYPE_CHECKING:
+    from policies.paging.host_offload import TransferLog
 
 
 class BlockManager:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
-from policies.cells.free_cells import FreeCells
 from policies.cells.sequence_cells import Row as SequenceRow
-from policies.cells.sequence_cells import SequenceCells
 from policies.cells.tile_counts import HeldTiles
 from policies.compaction.triggers import CompactionPlanner
 from policies.compiled import i64, mypyc_attr
-from policies.placement.repeats import CellRepeats
-from policies.placement.rule import GroupReads, PassReads, PlacementRule, Row
+from policies.placement.repeats import CellRow, CellStepRule
+from policies.placement.rule import GroupReads, PassReads, Row
 from policies.vocabulary import NO_MOVES, Cells, Chunk, NoSlot, split_batch
 
 if TYPE_CHECKING:
@@ -22,18 +20,7 @@ _TILE: Final = 64
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class CellRow(Row):
-    """A row, and where its tokens are noted."""
-
-    def __init__(self, seq: int, cells: SequenceRow):
-        super().__init__(seq, cells.end)
-        self.cells = cells
-        self.tiles: HeldTiles | None = None
-        """Its tiles, where the kernel has tiles."""
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class CellRule(PlacementRule):
+class CellRule(CellStepRule):
     """Gives the tokens of a step consecutive cells, or the highest free ones.
 
     A compaction that is due is carried out within the step. A step that finds no room, or before which an engine owes
@@ -41,11 +28,9 @@ class CellRule(PlacementRule):
     """
 
     def __init__(self, policy: UnifiedPolicy, planner: CompactionPlanner, max_pass_tokens: int, pad: int):
-        super().__init__(max_pass_tokens, 1)
+        super().__init__(max_pass_tokens, 1, policy.arena.free, policy.arena.rows)
         self._policy = policy
         self._arena = policy.arena
-        self._free: FreeCells = policy.arena.free
-        self._sequences: SequenceCells = policy.arena.rows
         self._pending = policy.arena.pending
         self._planner = planner
         self._pad: i64 = pad
@@ -54,7 +39,6 @@ class CellRule(PlacementRule):
         """Whether a step takes the next consecutive cells; otherwise it takes the highest free ones."""
         self._is_stale = False
         """Whether it must be looked up where the rows' tokens are noted."""
-        self._repeats = CellRepeats(self._free, self._sequences)
         self._least_left: i64 = 0
         """The fewest tokens that a row was still to be given after the step taken last."""
 
@@ -64,10 +48,7 @@ class CellRule(PlacementRule):
         cells: SequenceRow | None = self._arena.row_of(seq)
         if cells is None or cells.end == cells.begin or not self._policy.only_generates(seq, cells.end):
             return None
-        row = CellRow(seq, cells)
-        if self._has_tiles:
-            row.tiles = self._policy.tiles_of(seq)
-        return row
+        return CellRow(seq, cells, self._policy.tiles_of(seq) if self._has_tiles else None)
 
     def renew(self) -> None:
         """Be told that tiles must be counted again."""
@@ -85,8 +66,7 @@ class CellRule(PlacementRule):
 
     def _look_up(self) -> bool:
         """Look up where the rows' tokens are noted; False where one of the sequences cannot be a row any more."""
-        for each in self.rows:
-            row = cast(CellRow, each)
+        for row in self.cell_rows:
             cells = self._cells_of(row)
             if cells is None:
                 return False
@@ -99,7 +79,7 @@ class CellRule(PlacementRule):
 
     def take_step(self) -> bool:
         """Give each row its tokens, after a compaction where one is due."""
-        free, planner = self._free, self._planner
+        free, planner = self.free, self._planner
         tokens = self._tokens()
         if not 0 < tokens <= free.total or not self._can_take(tokens):
             return False
@@ -126,10 +106,10 @@ class CellRule(PlacementRule):
         cells = list[int]()
         if first < 0:
             cells = free.take_last(tokens)
-            self._go_on_behind(cells[-1])
+            self.go_on_behind(i64(cells[-1]) + 1)
         else:
             free.take(first, tokens)
-            self._go_on_behind(first + tokens - 1)
+            self.go_on_behind(first + tokens)
         work.tokens, work.chunks, work.rows = tokens, len(self.rows), self.rows
         self._policy.attended = span = free.span(self._pad)
         self._give(group, first, cells, span)
@@ -137,27 +117,8 @@ class CellRule(PlacementRule):
             planner.ask_after_step(tokens)
         elif first >= 0 and tokens == len(self.rows) and not group.prepares:
             limit = (first // _TILE + 1) * _TILE if self._has_tiles else span
-            self._repeats.begin(first, tokens, limit, self._least_left)
+            self.begin_repeats(first, limit, self._least_left)
         return True
-
-    def repeat_step(self) -> bool:
-        """Take the cells that lie behind those of a step that took consecutive ones."""
-        repeats = self._repeats
-        if not repeats.take(self.passes):
-            return False
-        self.ended = repeats.is_end()
-        return True
-
-    def settle(self) -> None:
-        """Let rows have the cells of repeated steps."""
-        repeats = self._repeats
-        if repeats.done == 0:
-            repeats.stop()
-            return
-        for at, each in enumerate(self.rows):
-            row = cast(CellRow, each)
-            repeats.give(at, row, row.cells, row.tiles)
-        self._go_on_behind(repeats.settled() - 1)
 
     def place(self, chunks: Sequence[Chunk]) -> Sequence[PassReads]:
         """Take a step with chunks beside the rows. What ``NoSlot.done`` lists is placed, but counted for no row."""
@@ -165,7 +126,7 @@ class CellRule(PlacementRule):
         tokens = own
         for chunk in chunks:
             tokens += chunk.n
-        policy, free, planner = self._policy, self._free, self._planner
+        policy, free, planner = self._policy, self.free, self._planner
         several = tokens > self.max_pass_tokens
         # What is kept where a later micro-batch finds no room must be listed chunk by chunk.
         may_keep = several and policy.keeps_partial and (planner.wanted or free.largest < 2 * tokens)
@@ -216,8 +177,8 @@ class CellRule(PlacementRule):
             first = self._find(tokens)
             if first >= 0:
                 planner.forget_plans()
-                self._free.take(first, tokens)
-                self._go_on_behind(first + tokens - 1)
+                self.free.take(first, tokens)
+                self.go_on_behind(first + tokens)
                 if chunks:
                     self._policy.write(chunks, range(first + own, first + tokens))
                 return range(first, first + tokens)
@@ -225,7 +186,7 @@ class CellRule(PlacementRule):
 
     def look(self) -> None:
         """Note how full the cache is; every number is kept up to date."""
-        free = self._free
+        free = self.free
         self.stored = self.allocated = free.size - free.total
         self.free_extents = free.count
         self.largest_free_extent = free.largest
@@ -235,8 +196,7 @@ class CellRule(PlacementRule):
     def _tokens(self) -> i64:
         """Tokens that all rows get in a step."""
         tokens: i64 = 0
-        for each in self.rows:
-            row = cast(CellRow, each)
+        for row in self.cell_rows:
             tokens += row.n
             if row.cells.dropped:
                 self._is_stale = True
@@ -251,7 +211,7 @@ class CellRule(PlacementRule):
 
     def _find(self, n: i64) -> i64:
         """The first of the consecutive cells that a step of ``n`` tokens gets; -1 if there are none."""
-        free = self._free
+        free = self.free
         head = free.head
         # As ``start_of_search`` has it.
         if head > free.size - free.total + 2 * n:
@@ -259,10 +219,9 @@ class CellRule(PlacementRule):
         found = free.first_run(n, head)
         return self._policy.search(n) if found < 0 else found
 
-    def _go_on_behind(self, cell: i64) -> None:
-        """Let the next search begin behind a cell."""
-        free = self._free
-        free.head = cell + 1 if cell + 1 < free.size else 0
+    def go_on_behind(self, end: i64) -> None:
+        """Let the next search begin at ``end``, or at 0 where that is the end of the cache."""
+        self.free.head = end if end < self.free.size else 0
 
     def _give(self, group: GroupReads, first: i64, cells: list[int], span: i64) -> None:
         """Note the cells of the rows' tokens, which are taken: those from ``first`` on, or ``cells``; and the reads."""
@@ -276,13 +235,12 @@ class CellRule(PlacementRule):
         longer: i64 = 0
         at: i64 = 0
         least_left: i64 = 1 << 60
-        for each in self.rows:
-            row = cast(CellRow, each)
+        for row in self.cell_rows:
             n, noted, tiles = row.n, row.cells, row.tiles
             for _ in range(n):
                 cell = first + at if first >= 0 else cells[at]
                 at += 1
-                self._sequences.append_run(noted, cell, 1, 1)
+                self.sequences.append_run(noted, cell, 1, 1)
                 if tiles is not None:
                     tiles.add_one(cell)
             row.length += n

@@ -7,13 +7,13 @@ from typing import Final, final
 
 from policies.cells.arena import Arena
 from policies.cells.free_cells import FreeCells
-from policies.cells.sequence_cells import Row as CellRow
+from policies.cells.sequence_cells import Row as SequenceRow
 from policies.cells.sequence_cells import SequenceCells
 from policies.cells.stream_arenas import CacheSpec
 from policies.cells.tile_counts import HeldTiles, TileCounts
 from policies.cells.window import WindowCells
 from policies.compiled import i64, mypyc_attr
-from policies.placement.rule import Row
+from policies.placement.repeats import CellRow
 from policies.vocabulary import Chunk
 
 _ENDLESS: Final = 1 << 62
@@ -156,7 +156,7 @@ class StreamCells:
 class Held:
     """What a row holds in one cache group."""
 
-    def __init__(self, stream: StreamCells, cells: CellRow, tiles: HeldTiles | None):
+    def __init__(self, stream: StreamCells, cells: SequenceRow, tiles: HeldTiles | None):
         """``tiles``: None where they are not counted."""
         self.stream = stream
         self.cells = cells
@@ -165,11 +165,13 @@ class Held:
 
 @final
 @mypyc_attr(allow_interpreted_subclasses=True)
-class StreamRow(Row):
-    """A row, with what it holds in each group."""
+class StreamRow(CellRow):
+    """A row, with what it holds in each cache group; ``cells`` and ``tiles`` are those of the first."""
 
-    def __init__(self, seq: int, length: int):
-        super().__init__(seq, length)
-        self.held: list[Held] = []
-        """By cache group."""
-        self.first: Held
+    def __init__(self, seq: int, held: list[Held]):
+        super().__init__(seq, held[0].cells, held[0].tiles)
+        self.held = held
+
+    def renew(self, held: list[Held]) -> None:
+        """Note what it holds now."""
+        self.held, self.cells, self.tiles = held, held[0].cells, held[0].tiles

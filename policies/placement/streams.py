@@ -10,8 +10,8 @@ from policies.cells.split_batch import consecutive, split_by_stream
 from policies.cells.stream_arenas import StreamArenas
 from policies.cells.tile_counts import HeldTiles
 from policies.compiled import i64, mypyc_attr
-from policies.placement.repeats import CellRepeats
-from policies.placement.rule import GroupReads, PassReads, PlacementRule, Row
+from policies.placement.repeats import CellStepRule
+from policies.placement.rule import GroupReads, PassReads, Row
 from policies.placement.stream_cells import Held, StreamCells, StreamRow
 from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, MicroBatch
 
@@ -32,7 +32,7 @@ class StreamHost(Protocol):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class StreamRule(PlacementRule):
+class StreamRule(CellStepRule):
     """Each step takes cells as ``allocate`` does for single tokens.
 
     With one stream, the rows take the next usable cells in turn. With several, each row has one to itself, and a
@@ -42,7 +42,8 @@ class StreamRule(PlacementRule):
     def __init__(self, host: StreamHost, streams: StreamArenas, n_ubatch: int, *, contiguous: bool, compacts: bool):
         """``contiguous``: the cells of a pass lie in a row. ``compacts``: cells may be moved."""
         # Where there are several streams, a step makes as many passes as it takes.
-        super().__init__(n_ubatch if streams.n_streams == 1 else _ENDLESS, len(streams.specs))
+        most, arena = n_ubatch if streams.n_streams == 1 else _ENDLESS, streams.arenas[0][0]
+        super().__init__(most, len(streams.specs), arena.free, arena.rows)
         self._host = host
         self._streams = streams
         self._n_ubatch = n_ubatch
@@ -70,33 +71,26 @@ class StreamRule(PlacementRule):
         """With several streams, the rows of each pass of a step; empty where that must be found anew."""
         self._tokens: i64 = 0
         """Tokens that all rows are given in a step."""
-        self._repeats = CellRepeats(self._by_group[0][0].free, self._by_group[0][0].sequences)
-        """Of plain steps."""
 
     # Membership
 
     def _row_for(self, seq: int) -> Row | None:
-        row = StreamRow(seq, 0)
-        if not self._look_up(row):
-            return None
-        row.length = row.held[0].cells.end
-        return row
+        held = self._held(seq)
+        return StreamRow(seq, held) if held else None
 
-    def _look_up(self, row: StreamRow) -> bool:
-        """Look up what a row holds; False where it cannot be a row, because it holds nothing, shares cells or has a
-        gap."""
-        streams, stream = self._streams, self._streams.stream_of(row.seq)
-        row.held = []
+    def _held(self, seq: int) -> list[Held]:
+        """What a sequence holds in each group; empty where it cannot be a row, because it holds nothing, shares cells
+        or has a gap."""
+        streams, stream, held = self._streams, self._streams.stream_of(seq), list[Held]()
         for group, own in enumerate(self._by_group):
-            cells = own[stream].arena.row_of(row.seq)
-            if cells is None or cells.begin == cells.end or (group > 0 and cells.end != row.held[0].cells.end):
-                return False
-            tiles = streams.tiles[group][stream].of(row.seq) if self._tiled else None
-            row.held.append(Held(own[stream], cells, tiles))
-        row.first = row.held[0]
-        return True
+            cells = own[stream].arena.row_of(seq)
+            if cells is None or cells.begin == cells.end or (group > 0 and cells.end != held[0].cells.end):
+                return []
+            held.append(Held(own[stream], cells, streams.tiles[group][stream].of(seq) if self._tiled else None))
+        return held
 
     def _changed(self) -> None:
+        super()._changed()
         self._by_pass, self._stream_rows, self._tokens = [], [], 0
         for row in self.rows:
             assert isinstance(row, StreamRow)
@@ -112,8 +106,10 @@ class StreamRule(PlacementRule):
         changes: i64 = self._streams.changes
         if self._changes != changes:
             for row in self._stream_rows:
-                if not self._look_up(row):
+                held = self._held(row.seq)
+                if not held:
                     return False
+                row.renew(held)
             self._changes = changes
         return True
 
@@ -155,7 +151,7 @@ class StreamRule(PlacementRule):
         if group.prepares or group.longer:
             _begin(work, tokens, self._stream_rows, ())
         for row in self._stream_rows:
-            own = row.first.cells
+            own = row.cells
             if cells:
                 cell = cells[at]
                 at += 1
@@ -164,7 +160,7 @@ class StreamRule(PlacementRule):
             row.left -= 1
             if row.left < least_left:
                 least_left = row.left
-            tiles = row.first.tiles
+            tiles = row.tiles
             cell += 1
             if tiles is None:
                 continue
@@ -188,30 +184,12 @@ class StreamRule(PlacementRule):
             limit = free.span(stream.pad)
             self._count_masked_rows(group, limit)
         if not (cells or self._compacts):
-            self._repeats.begin(first, tokens, limit, least_left)
+            self.begin_repeats(first, limit, least_left)
         if not tiled:
             return True
         group.single_scanned, group.single_useful, group.runs = _TILE * scanned, useful, runs
         group.single_most, group.single_most_useful, group.span = _TILE * most, most_useful, _TILE * scanned
         return True
-
-    def repeat_step(self) -> bool:
-        """Take the cells that lie behind those of a plain step."""
-        repeats = self._repeats
-        if not repeats.take(self.passes):
-            return False
-        self.ended = repeats.is_end()
-        return True
-
-    def settle(self) -> None:
-        """Let rows have the cells of repeated steps."""
-        repeats = self._repeats
-        if repeats.done == 0:
-            repeats.stop()
-            return
-        for at, row in enumerate(self._stream_rows):
-            repeats.give(at, row, row.first.cells, row.first.tiles)
-        self._by_group[0][0].free.head = repeats.settled()
 
     def _count_masked_rows(self, group: GroupReads, span: i64) -> None:
         """What a token of each row reads under ``masked``, when it has been placed."""
