@@ -19,7 +19,7 @@ from policies.plugins import (
     origins,
     why_left_out,
 )
-from policies.policy import AdmissionRuleName, CacheConfig, Kernel, Policy, PolicyFactory, Unsupported
+from policies.policy import AdmissionRuleName, CacheConfig, Kernel, Policy, PolicyFactory
 from policies.presets import GROUPS, Preset, PresetGroup, current_name
 from policies.vocabulary import (
     NO_MOVES,
@@ -37,6 +37,7 @@ from policies.vocabulary import (
     SequencePlan,
     Shift,
     Transfer,
+    Unsupported,
     Usage,
     View,
 )

@@ -7,7 +7,7 @@ with a default, leaves it as it is.
 from policies.cells.reads import reads_of
 from policies.content import NOTHING, Content
 from policies.placement.rule import GroupReads, PassReads, PlacementRule, Row
-from policies.policy import CacheConfig, Kernel, Policy, Unsupported
+from policies.policy import CacheConfig, Kernel, Policy
 from policies.vocabulary import (
     NO_MOVES,
     NO_SHIFT,
@@ -24,6 +24,7 @@ from policies.vocabulary import (
     SequencePlan,
     Shift,
     Transfer,
+    Unsupported,
     Usage,
     View,
     split_batch,

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from policies.placement.rule import PlacementRule
 
 
+DECLARED = [name for kind in reversed(Policy.__mro__) for name in vars(kind).get("__annotations__", ())]
+"""The attributes that every policy has."""
+
+
 class DelegatingPolicy(Policy):
     """Has the attributes of the policy within, and leaves every method to it; a subclass adds what else is to happen.
 
@@ -22,7 +26,7 @@ class DelegatingPolicy(Policy):
 
     def __init__(self, inner: Policy):
         self.inner = inner
-        for attribute in Policy.__annotations__:
+        for attribute in DECLARED:
             setattr(self, attribute, getattr(inner, attribute))
 
     @property
@@ -57,6 +61,6 @@ def _ask_inner(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name, _value in vars(Policy).items():
-    if callable(_value) and not _name.startswith("_") and _name not in vars(DelegatingPolicy):
+for _name in dir(Policy):
+    if callable(getattr(Policy, _name)) and not _name.startswith("_") and _name not in vars(DelegatingPolicy):
         setattr(DelegatingPolicy, _name, _ask_inner(_name))

@@ -9,22 +9,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from policies.content import Content, Key
+from policies.abilities import Admits, Compacts, Exports, FindsPrefixes, HasPlacementRule
+from policies.content import Content
 from policies.vocabulary import (
-    NO_MOVES,
     CellMap,
-    Cells,
     Chunk,
     Group,
-    HostCopy,
     IntArray,
     MicroBatch,
-    Moves,
     RelativeCosts,
     SequencePlan,
-    Transfer,
+    Unsupported,
     Usage,
     usage_of,
 )
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
     from policies.cells.region_search import SearchName
     from policies.cells.token_ranks import AttentionReceived
     from policies.paging.eviction import Eviction, FreeOrder
-    from policies.placement.rule import PlacementRule
 
 Kernel = Literal["masked", "tiled", "gather", "sliced"]
 """How attention reads the cache. ``masked``: every cell up to the highest used one, padded, and masks what is not
@@ -117,13 +113,11 @@ class CacheConfig:
     """What an adaptive trigger weighs compactions by."""
 
 
-class Unsupported(Exception):
-    """The layout has no such operation; the message says why."""
-
-
-class Policy(ABC):
+class Policy(Admits, FindsPrefixes, Exports, Compacts, HasPlacementRule, ABC):
     """Decides which cells hold each token's K and V. Deterministic; knows no clock, no bytes and no model.
 
+    Eight methods everyone must understand: ``open``, ``reserve``, ``allocate``, ``free``, ``copy``, ``shift``,
+    ``usage`` and ``occupancy``. What else a policy may be able to do is in ``policies/abilities.py``.
     A method that raises leaves the state as it was (``NoSlot`` says where that is not so).
     """
 
@@ -150,9 +144,6 @@ class Policy(ABC):
     clairvoyant: bool = False
     """Whether it knows how long answers will be, which no server does: verdicts do not rank it."""
 
-    moves_cells: bool = False
-    """Whether it may ever ask for cells to be copied, so that what that costs must be known."""
-
     can_shift: bool = False
     """Whether ``shift`` works: positions of a sequence may be renumbered in place."""
 
@@ -162,28 +153,8 @@ class Policy(ABC):
     can_reserve: bool = False
     """Whether ``reserve`` sets room aside chunk by chunk; otherwise it says yes, and ``allocate`` may still refuse."""
 
-    can_copy_out: bool = False
-    """Whether ``copy_out`` and ``copy_in`` work: a whole sequence may be copied to the host and back."""
-
     contiguous: bool = False
     """Whether a micro-batch needs one free extent, so that the largest one limits it; otherwise any free cells do."""
-
-    has_placement_rule: bool = False
-    """Whether ``placement_rule`` places tokens exactly as ``allocate`` would; if not, each step is taken through
-    ``allocate``. Every class declares it for itself: a subclass that places tokens in another way would otherwise
-    inherit a rule that is wrong."""
-
-    can_free_while_decoding: bool = False
-    """Whether decode steps may make room for waiting requests: by giving up cells, or by forgetting a shared prefix."""
-
-    admits_while_decoding: bool = False
-    """Whether ``admits`` may say yes after decode steps in which no cell was given up, where it said no before."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Make ``has_placement_rule`` False in a subclass that does not declare it."""
-        super().__init_subclass__(**options)
-        if "has_placement_rule" not in vars(cls):
-            cls.has_placement_rule = False
 
     @property
     def drops_tokens(self) -> bool:
@@ -197,18 +168,8 @@ class Policy(ABC):
 
     # Admission
 
-    def open(self, seq: int, plan: SequencePlan) -> None:  # noqa: B027  (most policies look at no plan)
+    def open(self, seq: int, plan: SequencePlan) -> None:
         """Announce a sequence that is about to start and holds nothing yet; by default nothing happens."""
-
-    def admits(self, plan: SequencePlan) -> bool:
-        """Whether such a sequence may start now, or should wait; by default it may, as in llama.cpp."""
-        return True
-
-    def will_return(self, seq: int) -> None:  # noqa: B027  (most policies find no prefixes)
-        """Be told that a sequence is about to be freed, and will begin again with the same text."""
-
-    def note_preemption(self) -> None:  # noqa: B027  (most policies do not learn from it)
-        """Be told that a sequence has just been preempted, and is gone; by default no effect."""
 
     def refusal(self, plan: SequencePlan) -> str | None:
         """Why such a sequence could not be served even if it had the cache to itself, with the sizes; or None."""
@@ -216,17 +177,6 @@ class Policy(ABC):
             return None
         sizes = f"{plan.prompt_tokens} prompt tokens, {plan.final_tokens} in all"
         return f"the request needs {plan.final_tokens} cells ({sizes}), a sequence can have {self.max_sequence_tokens}"
-
-    def match(self, seq: int, content: Content, tokens: int) -> int:
-        """How many of the first ``tokens`` tokens of a text are cached already, for a sequence that holds nothing.
-
-        They belong to the sequence as soon as a chunk that starts behind them has been reserved. By default none are.
-        """
-        return 0
-
-    def cached_tokens(self, content: Content, tokens: int) -> int:
-        """How many tokens ``match`` would find of a text now. Changes nothing; by default none are found."""
-        return 0
 
     # Placement
 
@@ -245,15 +195,6 @@ class Policy(ABC):
         many first tokens it is known what they say, so that a block with others cannot be found yet.
         """
         return self.reserve(chunk)
-
-    def compose_ahead(self, steps: int) -> None:  # noqa: B027  (most policies look at no tokens)
-        """Be told that up to ``steps`` steps are in flight at once, so that what decode steps place is known later.
-
-        That holds for the steps of ``placement_rule``; by default nothing changes.
-        """
-
-    def note_known(self, seq: int, tokens: int) -> None:  # noqa: B027  (most policies look at no tokens)
-        """Be told that it is now known what the first ``tokens`` tokens of a sequence say; by default no effect."""
 
     @abstractmethod
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
@@ -282,46 +223,6 @@ class Policy(ABC):
             if other != seq:
                 self.free(other)
 
-    # The host tier
-
-    def copy_out(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
-        """The copies, one for each group, that put a sequence into cells of the host tier; it stays where it is.
-
-        ``host``: the host cell of each position, as many as the sequence has tokens. Only for policies that declare
-        ``can_copy_out``.
-        """
-        raise Unsupported(f"{self.name}: a sequence cannot be copied to the host")
-
-    def copy_in(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
-        """Give a sequence cells for all that was copied out to ``host``, instead of those that it has; and the copies.
-
-        Raises ``NoSlot`` where there is no room; the sequence then holds nothing.
-        """
-        raise Unsupported(f"{self.name}: a sequence cannot be copied to the host")
-
-    def swap_out(self, seq: int) -> int | None:
-        """Move a sequence to the host tier; a ticket, or None where there is no such tier or no room in it."""
-        return None
-
-    def swap_in(self, seq: int, ticket: int, upto: int = 0, *, waits: bool = False) -> int | None:
-        """Bring a sequence back under this number; the tokens that it holds, or None where there is no room for them.
-
-        ``upto``: that many tokens of the sequence must fit as well. ``waits``: others run meanwhile.
-        """
-        raise Unsupported(f"{self.name}: there is no host tier")
-
-    def forget_swapped(self, ticket: int) -> None:
-        """Drop a sequence that was swapped out and will not come back."""
-        raise Unsupported(f"{self.name}: there is no host tier")
-
-    def fetch(self, content: Content, tokens: int) -> Sequence[Key]:
-        """Bring a text's prefix from the host tier into free cells, ahead of its use; the keys of what was brought."""
-        return ()
-
-    def settle_transfers(self) -> tuple[Transfer, ...]:
-        """The copies between the tiers that no micro-batch has reported yet; from now on they are reported."""
-        return ()
-
     # Sharing and shifting
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
@@ -334,16 +235,6 @@ class Policy(ABC):
         The next micro-batch says which keys must be rotated.
         """
         raise Unsupported(f"{self.name}: positions are tied to cells in this layout")
-
-    # Tidying
-
-    def compact(self) -> Moves:
-        """Pack the first group, and say which cells must be copied where; no moves if there is nothing to do."""
-        return NO_MOVES
-
-    def idle(self) -> Moves:
-        """A slice of tidying for a server with nothing to do; the state is consistent after each."""
-        return NO_MOVES
 
     # Looking in
 
@@ -370,16 +261,6 @@ class Policy(ABC):
         By default read off ``occupancy()``, which needs a set for every cell.
         """
         return self.occupancy(group).first_owner()
-
-    # The step loop
-
-    def placement_rule(self) -> PlacementRule | None:
-        """What gives sequences that only decode their tokens, the same object at every call; None for no rule.
-
-        While a sequence is a row of the rule, its tokens must not be placed in any other way. Asked only of a policy
-        that declares ``has_placement_rule``.
-        """
-        return None
 
 
 PolicyFactory = Callable[[CacheConfig], Policy]

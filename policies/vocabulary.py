@@ -293,6 +293,10 @@ class MicroBatch(NamedTuple):
         return self.places[0].views
 
 
+class Unsupported(Exception):
+    """The layout has no such operation; the message says why."""
+
+
 class NoSlot(Exception):
     """There is no room for the step. The policy's state is as it was, except for what ``done`` lists."""
 

@@ -19,7 +19,7 @@ from policies.compaction.compactors import Compactor
 from policies.compaction.triggers import Threshold, Trigger, TriggerInput
 from policies.layouts.stream_plans import Planned, Rejected, StepPlanner, check_step
 from policies.placement.streams import StreamRule
-from policies.policy import CacheConfig, Kernel, Policy, Unsupported
+from policies.policy import CacheConfig, Kernel, Policy
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
@@ -33,6 +33,7 @@ from policies.vocabulary import (
     NoSlot,
     Place,
     Reads,
+    Unsupported,
     Usage,
     View,
 )

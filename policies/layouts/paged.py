@@ -26,7 +26,7 @@ from policies.paging.free_lists.uncached import ParkedPages
 from policies.paging.host_offload import HostOffload, HostTier
 from policies.placement.blocks import BlockRule
 from policies.placement.rule import PlacementRule
-from policies.policy import CacheConfig, Kernel, Policy, Unsupported
+from policies.policy import CacheConfig, Kernel, Policy
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
@@ -39,6 +39,7 @@ from policies.vocabulary import (
     Reads,
     SequencePlan,
     Transfer,
+    Unsupported,
     Usage,
     split_batch,
 )

@@ -12,7 +12,7 @@ from policies.cells.reads import padded_span, reads_of
 from policies.cells.region_search import region_search
 from policies.placement.regions import Region, RegionRule, RegionTable, TokenOrder
 from policies.placement.rule import PlacementRule, leave_rule
-from policies.policy import CacheConfig, Kernel, Policy, Unsupported
+from policies.policy import CacheConfig, Kernel, Policy
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
@@ -24,6 +24,7 @@ from policies.vocabulary import (
     NoSlot,
     Place,
     SequencePlan,
+    Unsupported,
     Usage,
     split_batch,
 )

@@ -19,7 +19,7 @@ from policies.paging.block_table import blocks_for
 from policies.paging.token_blocks import HeldTokens, TokenBlocks
 from policies.placement.rule import PlacementRule, leave_rule
 from policies.placement.tokens import TokenEvictionRule, TokenRow
-from policies.policy import CacheConfig, Policy, Unsupported
+from policies.policy import CacheConfig, Policy
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
@@ -32,6 +32,7 @@ from policies.vocabulary import (
     Place,
     Reads,
     SequencePlan,
+    Unsupported,
     Usage,
     View,
     split_batch,

@@ -22,7 +22,7 @@ from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
 from policies.paging.large_pages import LargePages, SmallPages
 from policies.placement.parts import PartRule
 from policies.placement.rule import PlacementRule
-from policies.policy import CacheConfig, Policy, Unsupported
+from policies.policy import CacheConfig, Policy
 from policies.vocabulary import (
     CellMap,
     Chunk,
@@ -33,6 +33,7 @@ from policies.vocabulary import (
     Place,
     Reads,
     SequencePlan,
+    Unsupported,
     Usage,
 )
 

@@ -40,12 +40,18 @@ def described():
         if dataclasses.is_dataclass(value):
             yield from (f"{name}.{field.name}: {field.type}{_default(field)}" for field in dataclasses.fields(value))
         else:
-            defaults = getattr(value, "_field_defaults", vars(value))
-            for field, kind in inspect.get_annotations(value).items():
-                default = _shown(defaults[field]) if field in defaults else ""
-                yield f"{name}.{field}: {getattr(kind, '__forward_arg__', kind)}{default}"
+            for of in _layers(value):
+                defaults = getattr(of, "_field_defaults", vars(of))
+                for field, kind in inspect.get_annotations(of).items():
+                    default = _shown(defaults[field]) if field in defaults else ""
+                    yield f"{name}.{field}: {getattr(kind, '__forward_arg__', kind)}{default}"
         yield from _methods(value)
         yield from (f"{name}.{field}" for field in getattr(objects.get(name), "__dict__", ()) if field[0] != "_")
+
+
+def _layers(kind):
+    """A class and those of ours that it is made of."""
+    return [of for of in kind.__mro__ if of is kind or (kind is api.Policy and of.__module__.startswith("policies"))]
 
 
 def _shown(default):
@@ -59,7 +65,7 @@ def _default(field):
 
 
 def _methods(kind):
-    for name, value in vars(kind).items():
+    for name, value in {name: value for of in reversed(_layers(kind)) for name, value in vars(of).items()}.items():
         function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
         if isinstance(value, property):
             yield f"{kind.__name__}.{name}: {inspect.signature(value.fget).return_annotation}"

@@ -1,0 +1,143 @@
+"""What a policy can do besides placing tokens: five abilities, each with what holds of a policy that lacks it.
+
+Every policy has these methods, so that a server may ask any. A policy overrides those of the abilities that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from policies.content import Content, Key
+from policies.vocabulary import NO_MOVES, Cells, HostCopy, Moves, SequencePlan, Transfer, Unsupported
+
+if TYPE_CHECKING:
+    from policies.placement.rule import PlacementRule
+
+
+class Admits:
+    """Says when a sequence may start. Without: whenever its first tokens find room, as in llama.cpp."""
+
+    can_free_while_decoding: bool = False
+    """Whether decode steps may make room for waiting requests: by giving up cells, or by forgetting a shared prefix."""
+
+    admits_while_decoding: bool = False
+    """Whether ``admits`` may say yes after decode steps in which no cell was given up, where it said no before."""
+
+    def admits(self, plan: SequencePlan) -> bool:
+        """Whether such a sequence may start now, or should wait; by default it may, as in llama.cpp."""
+        return True
+
+    def note_preemption(self) -> None:
+        """Be told that a sequence has just been preempted, and is gone; by default no effect."""
+
+
+class FindsPrefixes:
+    """Finds again what the cache holds of a text. Without: nothing is found."""
+
+    def match(self, seq: int, content: Content, tokens: int) -> int:
+        """How many of the first ``tokens`` tokens of a text are cached already, for a sequence that holds nothing.
+
+        They belong to the sequence as soon as a chunk that starts behind them has been reserved. By default none are.
+        """
+        return 0
+
+    def cached_tokens(self, content: Content, tokens: int) -> int:
+        """How many tokens ``match`` would find of a text now. Changes nothing; by default none are found."""
+        return 0
+
+    def will_return(self, seq: int) -> None:
+        """Be told that a sequence is about to be freed, and will begin again with the same text."""
+
+    def compose_ahead(self, steps: int) -> None:
+        """Be told that up to ``steps`` steps are in flight at once, so that what decode steps place is known later.
+
+        That holds for the steps of ``placement_rule``; by default nothing changes.
+        """
+
+    def note_known(self, seq: int, tokens: int) -> None:
+        """Be told that it is now known what the first ``tokens`` tokens of a sequence say; by default no effect."""
+
+    def fetch(self, content: Content, tokens: int) -> Sequence[Key]:
+        """Bring a text's prefix from the host tier into free cells, ahead of its use; the keys of what was brought."""
+        return ()
+
+
+class Exports:
+    """Copies sequences to host memory and back. Without: they are computed again."""
+
+    name: str
+    can_copy_out: bool = False
+    """Whether ``copy_out`` and ``copy_in`` work: a whole sequence may be copied to the host and back."""
+
+    def copy_out(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
+        """The copies, one for each group, that put a sequence into cells of the host tier; it stays where it is.
+
+        ``host``: the host cell of each position, as many as the sequence has tokens. Only for policies that declare
+        ``can_copy_out``.
+        """
+        raise Unsupported(f"{self.name}: a sequence cannot be copied to the host")
+
+    def copy_in(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
+        """Give a sequence cells for all that was copied out to ``host``, instead of those that it has; and the copies.
+
+        Raises ``NoSlot`` where there is no room; the sequence then holds nothing.
+        """
+        raise Unsupported(f"{self.name}: a sequence cannot be copied to the host")
+
+    def swap_out(self, seq: int) -> int | None:
+        """Move a sequence to the host tier; a ticket, or None where there is no such tier or no room in it."""
+        return None
+
+    def swap_in(self, seq: int, ticket: int, upto: int = 0, *, waits: bool = False) -> int | None:
+        """Bring a sequence back under this number; the tokens that it holds, or None where there is no room for them.
+
+        ``upto``: that many tokens of the sequence must fit as well. ``waits``: others run meanwhile.
+        """
+        raise Unsupported(f"{self.name}: there is no host tier")
+
+    def forget_swapped(self, ticket: int) -> None:
+        """Drop a sequence that was swapped out and will not come back."""
+        raise Unsupported(f"{self.name}: there is no host tier")
+
+    def settle_transfers(self) -> tuple[Transfer, ...]:
+        """The copies between the tiers that no micro-batch has reported yet; from now on they are reported."""
+        return ()
+
+
+class Compacts:
+    """Moves tokens so that free cells lie together. Without: nothing moves."""
+
+    moves_cells: bool = False
+    """Whether it may ever ask for cells to be copied, so that what that costs must be known."""
+
+    def compact(self) -> Moves:
+        """Pack the first group, and say which cells must be copied where; no moves if there is nothing to do."""
+        return NO_MOVES
+
+    def idle(self) -> Moves:
+        """A slice of tidying for a server with nothing to do; the state is consistent after each."""
+        return NO_MOVES
+
+
+class HasPlacementRule:
+    """Gives sequences that decode their tokens in the step loop. Without: each step goes through ``allocate``."""
+
+    has_placement_rule: bool = False
+    """Whether ``placement_rule`` places tokens exactly as ``allocate`` would; if not, each step is taken through
+    ``allocate``. Every class declares it for itself: a subclass that places tokens in another way would otherwise
+    inherit a rule that is wrong."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Make ``has_placement_rule`` False in a subclass that does not declare it."""
+        super().__init_subclass__(**options)
+        if "has_placement_rule" not in vars(cls):
+            cls.has_placement_rule = False
+
+    def placement_rule(self) -> PlacementRule | None:
+        """What gives sequences that only decode their tokens, the same object at every call; None for no rule.
+
+        While a sequence is a row of the rule, its tokens must not be placed in any other way. Asked only of a policy
+        that declares ``has_placement_rule``.
+        """
+        return None
