@@ -13,7 +13,7 @@ from benchmarks.reproduced.finding import SEEDS, Finding, mean, measured, ratio
 from kvsim.experiments.estimates import Interval
 from kvsim.model.memory_shapes import memory_shape
 from policies import CacheConfig
-from policies.layouts.paged import VirtuallyContiguousPolicy
+from policies.layouts.virtually_contiguous import VirtuallyContiguousPolicy
 
 FOLDER = Path(__file__).parents[2] / "examples" / "reproduced"
 KIB = 1024

@@ -39,7 +39,7 @@ from kvsim.simulation.request_log import Progress
 from kvsim.simulation.result import Result
 from kvsim.simulation.run import build_policy, cost_model, drive, ledger_for
 from policies import Chunk, HostCopy, MicroBatch, Moves, Policy, PolicyFactory, Transfer, in_group
-from policies.layouts.paged import VirtuallyContiguousPolicy
+from policies.layouts.virtually_contiguous import VirtuallyContiguousPolicy
 from real_engine import Engine, load_model
 from real_engine.llamacpp import LlamaCpp
 from real_engine.virtual_memory import VirtualEngine

@@ -9,7 +9,6 @@ each sequence (MLC-LLM, TGI).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from policies.paging.block_table import BlockTable, blocks_for, blocks_for_each,
 from policies.paging.blocks import BlockPool
 from policies.paging.free_lists.belady import Future
 from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
-from policies.paging.free_lists.uncached import ParkedPages
 from policies.paging.host_offload import HostOffload, HostTier
 from policies.placement.blocks import BlockRule
 from policies.placement.rule import PlacementRule
@@ -367,41 +365,3 @@ class PagedPolicy(Policy):
             return table_reads(chunks, lengths, runs)
         span = padded_span(self.blocks.counted_occupancy().top, self._pad, self.groups[0].cells)
         return reads_of(self.kernel, chunks, lambda seq: self.tables[seq].view(size).cells, span)
-
-
-class VirtuallyContiguousPolicy(PagedPolicy):
-    """Pages are blocks that no two sequences share, and attention reads a sequence as one run of virtual addresses.
-
-    The page that holds the next token of a running sequence is mapped while the step before is computed; for all others
-    their pass waits. Pages of a sequence that has ended stay mapped in its slot until they are needed in another one.
-    """
-
-    moves_cells = False
-    has_placement_rule = True
-
-    def __init__(self, name: str, config: CacheConfig):
-        """Build an empty cache of ``config.cells // config.page_tokens`` pages; raises ``ValueError`` for none."""
-        super().__init__(
-            name,
-            replace(config, watermark=0.0, host_cells=0, admission="as-it-fits"),
-            block_size=config.page_tokens,
-            free=lambda blocks, _: ParkedPages(blocks),
-            null_block=False,
-            kernel="sliced",
-            one_run=True,
-        )
-        assert self.blocks.pages is not None
-        self._pages = self.blocks.pages
-
-    def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
-        """Raise ``Unsupported``: a page is mapped for one sequence."""
-        raise Unsupported(f"{self.name}: sequences cannot share cells in this layout")
-
-    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
-        """Place a step; its first pass waits for the pages that were mapped for it."""
-        batches = super().allocate(step, views=views)
-        if not batches or not self._pages.due:
-            return batches
-        first, *others = batches
-        (place,) = first.places
-        return (first._replace(places=(place._replace(mapped=self._pages.settle()),)), *others)

@@ -156,7 +156,7 @@ def _chunked(name: str, config: CacheConfig) -> Policy:
 
 
 def _ring(name: str, config: CacheConfig) -> Policy:
-    from policies.layouts.sequence_regions import RingPolicy
+    from policies.layouts.ring import RingPolicy
 
     return RingPolicy(name, config)
 
@@ -180,7 +180,7 @@ def _oracle(name: str, config: CacheConfig) -> Policy:
 
 
 def _regions(name: str, config: CacheConfig) -> Policy:
-    from policies.layouts.unified import PromptDecodeRegionsPolicy
+    from policies.layouts.prompt_decode_regions import PromptDecodeRegionsPolicy
 
     return PromptDecodeRegionsPolicy(name, config)
 

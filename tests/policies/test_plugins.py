@@ -50,7 +50,7 @@ def test_the_policies_of_a_file_are_available_by_name(file):
 
 
 def test_a_file_imports_modules_beside_it(file):
-    file("from policies.layouts.sequence_regions import RingPolicy as Base\n", "beside_it.py")
+    file("from policies.layouts.ring import RingPolicy as Base\n", "beside_it.py")
     load_plugin(file("from beside_it import Base\nPOLICIES = {'mine': lambda config: Base('ring', config)}\n"))
     assert available()["mine"](SMALL).unbounded
 

@@ -7,7 +7,7 @@ from policies.presets.preset import Preset
 
 
 def _vattention(name: str, config: CacheConfig) -> Policy:
-    from policies.layouts.paged import VirtuallyContiguousPolicy
+    from policies.layouts.virtually_contiguous import VirtuallyContiguousPolicy
 
     return VirtuallyContiguousPolicy(name, config)
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from policies import CacheConfig, Chunk, SequencePlan
-from policies.layouts.unified import PromptDecodeRegionsPolicy
+from policies.layouts.prompt_decode_regions import PromptDecodeRegionsPolicy
 
 
 def test_a_prompt_and_a_generated_token_that_meet_share_no_cell():

@@ -7,7 +7,7 @@ from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.run import cost_model, profile_of, run
 from kvsim.simulation.time_breakdown import SECONDS
 from policies import CacheConfig, Chunk, NoSlot, SequencePlan, Unsupported
-from policies.layouts.paged import VirtuallyContiguousPolicy
+from policies.layouts.virtually_contiguous import VirtuallyContiguousPolicy
 
 
 def cache(pages=8, **config):

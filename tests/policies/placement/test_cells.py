@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from policies import CacheConfig, Chunk, NoSlot, RelativeCosts, SequencePlan
 from policies.compaction.compactors import FillHoles, pack
 from policies.compaction.triggers import Adaptive, OnFailure, Threshold, Trigger
-from policies.layouts.unified import PromptDecodeRegionsPolicy, UnifiedPolicy
+from policies.layouts.prompt_decode_regions import PromptDecodeRegionsPolicy
+from policies.layouts.unified import UnifiedPolicy
 from tests.policies.placement.harness import Twins
 
 COSTS = RelativeCosts(score=1.0, run=5.0, cell=1.0)
