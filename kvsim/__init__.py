@@ -12,16 +12,16 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBLIC.
-    from kvsim.advice.device_comparison import DeviceComparison as DeviceComparison
-    from kvsim.advice.memory import MemoryReport as MemoryReport
-    from kvsim.advice.memory import memory as memory
-    from kvsim.advice.recommend import recommend as recommend
-    from kvsim.advice.recommendation import Recommendation as Recommendation
-    from kvsim.advice.request_source import describe_workload as describe_workload
-    from kvsim.advice.request_source import fit_workload as fit_workload
-    from kvsim.advice.why import Diagnosis as Diagnosis
-    from kvsim.advice.why import why as why
-    from kvsim.advice.workload_fit import WorkloadFit as WorkloadFit
+    from kvsim.advice.memory.set_ups import MemoryReport as MemoryReport
+    from kvsim.advice.memory.set_ups import memory as memory
+    from kvsim.advice.recommend.device_comparison import DeviceComparison as DeviceComparison
+    from kvsim.advice.recommend.recommend import recommend as recommend
+    from kvsim.advice.recommend.recommendation import Recommendation as Recommendation
+    from kvsim.advice.why.diagnosis import Diagnosis as Diagnosis
+    from kvsim.advice.why.diagnosis import why as why
+    from kvsim.advice.workload_fit.fit import WorkloadFit as WorkloadFit
+    from kvsim.advice.workload_fit.request_source import describe_workload as describe_workload
+    from kvsim.advice.workload_fit.request_source import fit_workload as fit_workload
     from kvsim.calibration.run import Calibration as Calibration
     from kvsim.calibration.run import calibrate as calibrate
     from kvsim.costs.memory_plan import Plan as Plan
@@ -79,14 +79,14 @@ def _load_alone(module: str) -> None:
 _load_alone("policies.compiled")
 
 _PUBLIC: dict[str, tuple[str, ...]] = {
-    "kvsim.advice.device_comparison": ("DeviceComparison",),
-    "kvsim.advice.memory": ("MemoryReport", "memory"),
+    "kvsim.advice.recommend.device_comparison": ("DeviceComparison",),
+    "kvsim.advice.memory.set_ups": ("MemoryReport", "memory"),
     "kvsim.costs.memory_plan": ("Plan", "plan"),
-    "kvsim.advice.recommend": ("recommend",),
-    "kvsim.advice.recommendation": ("Recommendation",),
-    "kvsim.advice.request_source": ("describe_workload", "fit_workload"),
-    "kvsim.advice.why": ("Diagnosis", "why"),
-    "kvsim.advice.workload_fit": ("WorkloadFit",),
+    "kvsim.advice.recommend.recommend": ("recommend",),
+    "kvsim.advice.recommend.recommendation": ("Recommendation",),
+    "kvsim.advice.workload_fit.request_source": ("describe_workload", "fit_workload"),
+    "kvsim.advice.why.diagnosis": ("Diagnosis", "why"),
+    "kvsim.advice.workload_fit.fit": ("WorkloadFit",),
     "kvsim.calibration.run": ("Calibration", "calibrate"),
     "kvsim.costs.profile": ("Profile", "load_profile"),
     "kvsim.engines.llama_studies": (

@@ -98,7 +98,7 @@ def test_completion_lists_commands_and_their_options():
 
 def test_help_names_every_choice():
     """Help is written without loading the modules that know the choices."""
-    from kvsim.advice.candidates import ENGINES as RECOMMENDED
+    from kvsim.advice.recommend.candidates import ENGINES as RECOMMENDED
     from kvsim.costs.memory_settings import PLAN_ENGINES
     from kvsim.engines.conformance import ENGINES as RECORDED
     from workloads import KINDS

@@ -95,6 +95,6 @@ def _with_memory(error: NoTimes) -> str:
     """The message, and a line with what memory says of the scenario, which needs no times."""
     if error.scenario is None:
         return str(error)
-    from kvsim.advice.scenario_memory import describe_memory
+    from kvsim.advice.memory.scenario_memory import describe_memory
 
     return f"{error}\n{describe_memory(error.scenario)}"

@@ -153,7 +153,7 @@ def planned_engines(incomplete: str) -> list[str]:
 
 def recommended_engines(incomplete: str) -> list[str]:
     """Engines that settings can be recommended for."""
-    from kvsim.advice.candidates import ENGINES
+    from kvsim.advice.recommend.candidates import ENGINES
 
     return starting(incomplete, ENGINES)
 
@@ -167,7 +167,7 @@ def conforming_engines(incomplete: str) -> list[str]:
 
 def remedies(incomplete: str) -> list[str]:
     """Remedies against an engine's use of memory."""
-    from kvsim.advice.memory import REMEDIES
+    from kvsim.advice.memory.set_ups import REMEDIES
 
     return starting(incomplete, REMEDIES)
 

@@ -7,8 +7,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.advice.engine_flags import COMMANDS
-from kvsim.advice.flag_effects import Effect
+from kvsim.advice.memory.engine_flags import COMMANDS
+from kvsim.advice.memory.flag_effects import Effect
 from kvsim.reports.page import Cell, Page, Section, Table, interval, number, words
 from kvsim.reports.parts import footer, picture, read, reproduce
 

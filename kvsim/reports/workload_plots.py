@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from workloads.fitting.statistics import RequestColumns, dispersion
 
 if TYPE_CHECKING:
-    from kvsim.advice.workload_fit import WorkloadFit
+    from kvsim.advice.workload_fit.fit import WorkloadFit
 
 _BINS = 60
 """Number of intervals in which arrivals are counted."""

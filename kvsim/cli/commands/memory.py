@@ -44,7 +44,7 @@ def memory(
     as_json: Json = False,
 ) -> None:
     """Measure where an engine's memory goes: a naive set-up, then one remedy after another."""
-    from kvsim.advice.memory import memory as measure
+    from kvsim.advice.memory.set_ups import memory as measure
 
     target = out / f"memory-{Path(model).stem}"
     type_k, type_v = storage_type("--cache-type-k", cache_type_k), storage_type("--cache-type-v", cache_type_v)

@@ -30,9 +30,9 @@ from kvsim.model.storage_types import decimal_hint
 from kvsim.results import writable
 
 if TYPE_CHECKING:
-    from kvsim.advice.device_comparison import DeviceComparison
-    from kvsim.advice.memory_answer import MemoryAnswer
-    from kvsim.advice.recommendation import Recommendation
+    from kvsim.advice.recommend.device_comparison import DeviceComparison
+    from kvsim.advice.recommend.memory_answer import MemoryAnswer
+    from kvsim.advice.recommend.recommendation import Recommendation
     from kvsim.engines.live.started_server import ServerCommand
 
     Answer = Recommendation | MemoryAnswer | DeviceComparison
@@ -118,7 +118,7 @@ def recommend(
     (Ctrl-C) ends the search with what is known by then, and exit code 130. With --verify the exit code is 1 if the
     server that was started does not meet the service level.
     """
-    from kvsim.advice.recommend import recommend as search
+    from kvsim.advice.recommend.recommend import recommend as search
 
     if slo is None:
         raise UserError('--slo: missing; a service level such as --slo "ttft_p95<1s,tpot_p95<80ms" is expected')
@@ -180,7 +180,7 @@ def _server(command: str | None, url: str | None) -> ServerCommand | None:
 
 def _verify(found: Answer, server: ServerCommand, requests: int, as_json: bool) -> None:
     """Start the server, send it the traffic and print what it did; exit code 1 if the service level was not met."""
-    from kvsim.advice.recommendation import Recommendation
+    from kvsim.advice.recommend.recommendation import Recommendation
     from kvsim.cli.tables.verification import show_verification
     from kvsim.engines.live.traffic import SendingStopped
     from kvsim.engines.live.verification import verify
@@ -210,8 +210,8 @@ def _show_and_save(found: Answer, out: Path | None, as_json: bool, *, quiet: boo
     if as_json:
         print_json(found.to_dict())
     elif not quiet:
-        from kvsim.advice.device_comparison import DeviceComparison
-        from kvsim.advice.memory_answer import MemoryAnswer
+        from kvsim.advice.recommend.device_comparison import DeviceComparison
+        from kvsim.advice.recommend.memory_answer import MemoryAnswer
         from kvsim.cli.tables.device_comparison import show_device_comparison
         from kvsim.cli.tables.recommendation import show_memory_answer, show_recommendation
 

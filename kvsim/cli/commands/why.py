@@ -35,7 +35,7 @@ def why(
     as_json: Json = False,
 ) -> None:
     """Explain why requests are slow: what each second was spent on, early against late and fast against slow."""
-    from kvsim.advice.why import why as diagnose
+    from kvsim.advice.why.diagnosis import why as diagnose
 
     load_plugins(plugin)
     with RunProgress(source) as progress:

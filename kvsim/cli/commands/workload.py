@@ -25,7 +25,7 @@ from kvsim.cli.progress import RunProgress
 from kvsim.results import writable
 
 if TYPE_CHECKING:
-    from kvsim.advice.request_source import Stream
+    from kvsim.advice.workload_fit.request_source import Stream
 
 app = typer.Typer(
     add_completion=False, help="Describe request streams, and fit generators to them.", no_args_is_help=True
@@ -61,7 +61,7 @@ def describe(
     as_json: Json = False,
 ) -> None:
     """Show how many requests a stream has, how bursty and how long they are, and how much of them repeats."""
-    from kvsim.advice.workload_fit import describe_stream, statistics_dict
+    from kvsim.advice.workload_fit.fit import describe_stream, statistics_dict
 
     stream, name, block_size = _open(source, kind, skip_bad_rows, drop_failed, continue_clock, columns, time)
     found = describe_stream(stream, block_size)
@@ -88,7 +88,7 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Fit a generator, print it as a section of a scenario, and plot it beside the stream."""
-    from kvsim.advice.workload_fit import fit as fit_generator
+    from kvsim.advice.workload_fit.fit import fit as fit_generator
 
     stream, name, block_size = _open(source, kind, skip_bad_rows, drop_failed, continue_clock, columns, time)
     target = out / f"workload-{name}"
@@ -138,7 +138,7 @@ def _open(
     columns: str | None,
     time: str | None,
 ) -> Stream:
-    from kvsim.advice.request_source import open_stream
+    from kvsim.advice.workload_fit.request_source import open_stream
 
     options = trace_keys(skip, drop_failed, continue_clock)
     return open_stream(source, kind, columns=read_columns(columns), time=read_time(time), **options)

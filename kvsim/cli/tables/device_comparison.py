@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvsim.advice.device_comparison import DeviceAnswer, DeviceComparison
-from kvsim.advice.engine_flags import command_line
+from kvsim.advice.memory.engine_flags import command_line
+from kvsim.advice.recommend.device_comparison import DeviceAnswer, DeviceComparison
 from kvsim.cli.tables.formats import print_rows, show_basis
 from kvsim.cli.tables.recommendation import short
 from kvsim.experiments.interval_text import plain, plus_minus

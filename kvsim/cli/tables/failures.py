@@ -15,7 +15,7 @@ def show_failures(console: Console, runs: Sequence[tuple[str, Sequence[Mapping[s
     """Print a line for each way in which requests failed, given as (policy, ``failures`` of its summary)."""
     if not any(failures for _, failures in runs):
         return
-    from kvsim.advice.remedies import FAILURES
+    from kvsim.advice.why.remedies import FAILURES
     from kvsim.experiments.shared_warnings import share_warnings
 
     lines = [shared.line() for shared in share_warnings((policy, failure_lines(each)) for policy, each in runs)]

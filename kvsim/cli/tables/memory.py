@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from kvsim.advice.memory import MemoryReport
+from kvsim.advice.memory.set_ups import MemoryReport
 from kvsim.cli.tables.formats import new_table, size
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from kvsim.advice.candidates import REASONS
-from kvsim.advice.engine_flags import COMMANDS, command_line
-from kvsim.advice.finalists import RULE
-from kvsim.advice.flag_effects import Effect, effect_lines
-from kvsim.advice.memory_answer import MemoryAnswer
-from kvsim.advice.ollama import OllamaSettings
-from kvsim.advice.recommendation import Recommendation, spoken
+from kvsim.advice.memory.engine_flags import COMMANDS, command_line
+from kvsim.advice.memory.flag_effects import Effect, effect_lines
+from kvsim.advice.memory.ollama import OllamaSettings
+from kvsim.advice.recommend.candidates import REASONS
+from kvsim.advice.recommend.finalists import RULE
+from kvsim.advice.recommend.memory_answer import MemoryAnswer
+from kvsim.advice.recommend.recommendation import Recommendation, spoken
 from kvsim.cli.tables.formats import new_table, show_basis
 from kvsim.costs.memory_settings import ENGINE_TITLES
 from kvsim.errors import counted

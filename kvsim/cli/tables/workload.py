@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from kvsim.advice.workload_fit import WorkloadFit
+from kvsim.advice.workload_fit.fit import WorkloadFit
 from kvsim.cli.tables.formats import new_table, share
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
 from workloads.fitting.statistics import Spread, Statistics

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Literal
 from urllib.parse import urlsplit
 
-from kvsim.advice.engine_flags import Flags
+from kvsim.advice.memory.engine_flags import Flags
 from kvsim.engines.live.address import Address, address_of, is_loopback
 from kvsim.engines.live.client import ServerFault
 from kvsim.engines.live.settings import ServerSettings, ask_settings

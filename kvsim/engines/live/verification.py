@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.advice.engine_flags import Flags
-from kvsim.advice.finalists import Finalist
-from kvsim.advice.recommendation import Recommendation
-from kvsim.advice.slo import LATENCY_MEASURES, SHARES, Bound, Slo
-from kvsim.advice.trials import run_requests
+from kvsim.advice.memory.engine_flags import Flags
+from kvsim.advice.recommend.finalists import Finalist
+from kvsim.advice.recommend.recommendation import Recommendation
+from kvsim.advice.recommend.slo import LATENCY_MEASURES, SHARES, Bound, Slo
+from kvsim.advice.recommend.trials import run_requests
 from kvsim.engines.live.client import Client
 from kvsim.engines.live.prompts import Prompts, Vocabulary
 from kvsim.engines.live.settings import ServerSettings

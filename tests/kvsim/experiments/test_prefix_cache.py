@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.advice.request_source import describe_workload
+from kvsim.advice.workload_fit.request_source import describe_workload
 from kvsim.errors import UserError
 from kvsim.experiments.prefix_cache import PrefixStudy, prefix_cache
 from kvsim.scenario.scenario import load_scenario

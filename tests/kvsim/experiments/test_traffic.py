@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from kvsim.advice.trials import MOST_DOUBLINGS, most_doublings
+from kvsim.advice.recommend.trials import MOST_DOUBLINGS, most_doublings
 from kvsim.experiments.traffic import read_traffic
 from kvsim.scenario.scenario import load_scenario
 

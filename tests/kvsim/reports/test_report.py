@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvsim
-from kvsim.advice.search import SearchBudget
+from kvsim.advice.recommend.search import SearchBudget
 from kvsim.reports.comparison_page import latency_ranges
 from kvsim.reports.page import (
     Cell,

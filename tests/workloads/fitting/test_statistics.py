@@ -109,6 +109,6 @@ def test_the_statistics_of_real_traces(folder):
 
 
 def test_statistics_fit_into_json():
-    from kvsim.advice.workload_fit import statistics_dict
+    from kvsim.advice.workload_fit.fit import statistics_dict
 
     json.dumps(statistics_dict(describe(Listed([(float(i), 5 + i, 7) for i in range(30)]))), allow_nan=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvsim import UserError, load_scenario, recommend
-from kvsim.advice.search import SearchBudget
+from kvsim.advice.recommend.search import SearchBudget
 from kvsim.engines.live.client import Answer
 from kvsim.engines.live.prompts import Prompt
 from kvsim.engines.live.started_server import read_command

@@ -1,0 +1,1 @@
+"""Where memory goes: measured, planned, and by option of each engine."""

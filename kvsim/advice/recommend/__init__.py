@@ -1,0 +1,1 @@
+"""Which policy and settings serve given traffic, and what to type."""

@@ -1,0 +1,236 @@
+"""What memory alone says about serving some traffic, where no machine profile tells the times.
+
+No latency, load or verdict: only how many requests of the traffic's lengths the cache holds at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvsim.advice.memory.engine_flags import Flags, command_line, flags_dict, largest_fit_flags
+from kvsim.advice.memory.flag_effects import Effect, effects
+from kvsim.advice.memory.ollama import OllamaSettings, ollama_settings
+from kvsim.advice.recommend.question import Question, remove_earlier
+from kvsim.costs.memory_plan import Plan, default_batch, plan
+from kvsim.costs.memory_settings import CONTEXT_UNIT, ENGINE_TITLES, PLAN_ENGINES, Engine
+from kvsim.errors import UserError
+from kvsim.model.memory_shapes import MemoryShape
+from kvsim.model.storage_types import format_size
+from kvsim.results import writable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TYPES: dict[Engine, tuple[tuple[str, str], ...]] = {
+    "llamacpp": (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "q4_0"), ("q4_0", "q4_0")),
+    "vllm": (("f16", "f16"), ("fp8", "fp8")),
+}
+"""Types of K and V that are tried, widest first."""
+
+PERPLEXITY = {
+    ("q8_0", "q8_0"): 1.0012,
+    ("q8_0", "q4_0"): 1.0042,
+    ("q4_0", "q4_0"): 1.0841,
+}
+"""Perplexity relative to f32 by types of K and V: smollm2 on 660 tokens of English, measured by ``kvsim accuracy``."""
+
+_WITHOUT_BOUND = (1, 4, 16, 64)
+"""Numbers of requests whose memory is shown if no memory was given."""
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """How much an engine holds at once with K and V of some types."""
+
+    engine: Engine
+    type_k: str
+    type_v: str
+    longest: int
+    """Requests as long as the longest one that fit at once."""
+    p95: int
+    """Requests as long as 95 % are at most."""
+    mean: int
+    """Requests of mean length."""
+    memory_bytes: int
+    """Weights, cache and buffers with ``longest`` of the longest requests; partly estimated (``kvsim plan``)."""
+    flags: Flags
+    """Options of the engine that fit: in llama.cpp slots for that many of the longest requests, in vLLM as many
+    sequences as fit at mean length; no more than there are users."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryAnswer(Question):
+    """What memory says where the machine profile does not speak for the model that is served."""
+
+    shape: MemoryShape
+    weights: str | None
+    no_times: str
+    """Why there are no times, and how to get them."""
+
+    @cached_property
+    def fits(self) -> tuple[MemoryFit, ...]:
+        """What fits, engine by engine, widest types first; without a memory, what some numbers of requests need."""
+        engines = [e for e in PLAN_ENGINES if self.engine in (e, "both", "any")]
+        return tuple(fit for engine in engines for types in _TYPES[engine] for fit in self._fits(engine, *types))
+
+    def _fits(self, engine: Engine, type_k: str, type_v: str) -> list[MemoryFit]:
+        summary = self.traffic.summary
+        plans = {}
+        for name, length in (("longest", summary.longest), ("p95", summary.p95), ("mean", summary.mean)):
+            ctx = -(-math.ceil(length) // CONTEXT_UNIT[engine]) * CONTEXT_UNIT[engine]
+            try:
+                plans[name] = plan(
+                    self.shape,
+                    ctx=ctx,
+                    type_k=type_k,
+                    type_v=type_v,
+                    engine=engine,
+                    batch=default_batch(engine, self.memory, self.device),
+                    weights=self.weights,
+                    tensor_parallel=self.tensor_parallel,
+                )
+            except UserError:
+                return []  # The engine has no such cache for this model.
+        if self.memory is None:
+            if (type_k, type_v) != _TYPES[engine][0]:
+                return []
+            return [self._fit(engine, plans["longest"], dict.fromkeys(plans, n)) for n in _WITHOUT_BOUND]
+        counts = {name: made.largest_parallel(self.memory, engine) for name, made in plans.items()}
+        return [self._fit(engine, plans["longest"], counts)]
+
+    def _fit(self, engine: Engine, longest: Plan, counts: dict[str, int]) -> MemoryFit:
+        filled = replace(longest, settings=replace(longest.settings, parallel=max(counts["longest"], 1)))
+        # llama.cpp gives each slot its share; vLLM's sequences share blocks, so that as many run as hold their own.
+        slots = counts["longest"] if engine == "llamacpp" else counts["mean"]
+        users = self.traffic.users
+        typed = replace(longest.settings, parallel=min(slots, users) if users else slots)
+        flags = largest_fit_flags(engine, typed) if counts["longest"] else ()
+        s = longest.settings
+        return MemoryFit(engine, s.type_k, s.type_v, **counts, memory_bytes=filled.total(engine), flags=flags)
+
+    def effects(self, fit: MemoryFit) -> tuple[Effect, ...]:
+        """What each option of a fit does to memory."""
+        return effects(fit.engine, fit.flags, self._typed(fit)) if fit.flags else ()
+
+    def ollama(self, fit: MemoryFit) -> OllamaSettings | None:
+        """What to set for Ollama instead of the options of ``llama-server``; None for those of vLLM."""
+        if fit.engine != "llamacpp" or not fit.flags:
+            return None
+        return ollama_settings(fit.flags, self._typed(fit), self.traffic.summary.longest)
+
+    def _typed(self, fit: MemoryFit) -> Plan:
+        """The plan of a fit's options."""
+        given = dict(fit.flags)
+        if fit.engine == "llamacpp":
+            parallel = int(given["--parallel"])
+            ctx, batch = int(given["--ctx-size"]) // parallel, None
+        else:
+            parallel, ctx = int(given["--max-num-seqs"]), int(given["--max-model-len"])
+            batch = int(given["--max-num-batched-tokens"])
+        made = plan(
+            self.shape,
+            ctx=ctx,
+            parallel=parallel,
+            type_k=fit.type_k,
+            type_v=fit.type_v,
+            engine=fit.engine,
+            batch=batch,
+            weights=self.weights,
+            tensor_parallel=self.tensor_parallel,
+        )
+        return replace(made, memory=self.memory)
+
+    @property
+    def met(self) -> None:
+        """None: whether the service level is met is unknown."""
+
+    @property
+    def conclusion(self) -> str:
+        """What memory says of the model and the traffic, in a sentence or two."""
+        return f"Whether {self.slo.text} can be met is unknown. {self.held}"
+
+    @property
+    def held(self) -> str:
+        """How many requests the memory holds at once or, without a memory, what some of them need, in a sentence."""
+        longest = f"the longest requests ({self.traffic.summary.longest:,} tokens)"
+        widest: dict[Engine, MemoryFit] = {}
+        for fit in self.fits:
+            widest.setdefault(fit.engine, fit)
+        if not widest:
+            return f"No engine asked about can hold {self.model}."
+        if self.memory is None:
+            first = [fit for fit in self.fits if fit.engine == self.fits[0].engine]
+            needs = ", ".join(f"{format_size(fit.memory_bytes)} for {fit.longest}" for fit in first)
+            return f"{ENGINE_TITLES[first[0].engine]} needs {needs} of {longest} at once."
+        held = [f"{fit.longest:,} under {ENGINE_TITLES[engine]}" for engine, fit in widest.items()]
+        kind = next(iter(widest.values())).type_k
+        kept = format_size(self.memory) if self.device is None else f"{self.device} ({format_size(self.memory)})"
+        if self.tensor_parallel > 1:
+            kept = f"{self.tensor_parallel} x {kept}"
+        of = f"Of {longest}, {kept} holds"
+        return f"{of} {' and '.join(held)} at once, with K and V in {kind}."
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per engine and types of K and V, with the fields of ``MemoryFit``; sizes in bytes."""
+        import pandas as pd
+
+        return pd.DataFrame([{**asdict(fit), "flags": command_line(fit.flags)} for fit in self.fits])
+
+    @property
+    def limits(self) -> list[str]:
+        """Limits of this answer, one line each."""
+        lines = [
+            "memory is that of kvsim plan: buffers are estimates; llama.cpp itself and its libraries are not counted, "
+            "so leave a GiB or more free"
+        ]
+        if self.weights is None and not self.shape.stored:
+            lines.append(f"weights are counted in {self.shape.default_type}; --weights q4_K_M counts a quantised file")
+        shown = [fit for fit in self.fits if (fit.type_k, fit.type_v) in PERPLEXITY]
+        if shown:
+            known = {f"{fit.type_k}/{fit.type_v}": PERPLEXITY[fit.type_k, fit.type_v] for fit in shown}
+            figures = ", ".join(f"{types} {value:.4f}" for types, value in known.items())
+            lines.append(f"narrower K and V cost accuracy: perplexity over f32's, on smollm2: {figures}")
+        if self.memory is None:
+            lines.append("no memory was given; with --memory 16GB, this also says how many requests fit")
+        return [*lines, *self.traffic.remarks]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints; sizes in bytes."""
+        return {
+            **super().to_dict(),
+            "met": None,
+            "no_times": self.no_times,
+            "conclusion": self.conclusion,
+            "fits": [
+                {
+                    **asdict(fit),
+                    "flags": flags_dict(fit.flags),
+                    "typed": command_line(fit.flags),
+                    "effects": [effect.to_dict() for effect in self.effects(fit)],
+                    "ollama": None if (ollama := self.ollama(fit)) is None else ollama.to_dict(),
+                }
+                for fit in self.fits
+            ],
+            "limits": self.limits,
+        }
+
+    def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
+        """Write ``recommendation.json`` and ``recommendation.csv`` (``table``) to a folder and return the files.
+
+        There is nothing to draw. Raises ``UserError``.
+        """
+        target = writable(folder)
+        written = [target / "recommendation.json", target / "recommendation.csv"]
+        try:
+            remove_earlier(target)
+            written[0].write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            self.table.to_csv(written[1], index=False)
+        except OSError as e:
+            raise UserError(f"{target}: cannot write results: {e.strerror}") from None
+        return written

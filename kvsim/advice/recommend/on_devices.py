@@ -1,0 +1,285 @@
+"""Recommendations for named devices: the base scenario on each of them, and one answer that compares several."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kvsim.advice.recommend.device_comparison import DeviceAnswer, DeviceComparison, mean_rates
+from kvsim.advice.recommend.memory_answer import MemoryAnswer
+from kvsim.advice.recommend.recommendation import Recommendation
+from kvsim.advice.recommend.search import Effort, find_settings
+from kvsim.advice.recommend.slo import Slo
+from kvsim.advice.recommend.trials import TrialRun, run_trial
+from kvsim.costs.device_profiles import find_device_profile
+from kvsim.costs.devices import device_named
+from kvsim.costs.memory_plan import default_cells, plan
+from kvsim.costs.profile import Profile, load_profile
+from kvsim.errors import NoTimes, UserError
+from kvsim.experiments.traffic import OfferedLoad, Traffic, read_traffic
+from kvsim.model.memory_shapes import MemoryShape, memory_shape
+from kvsim.scenario.scenario import Scenario, load_scenario, validated
+
+DEFAULT_REQUESTS = 2000
+"""Requests in the longest runs, unless others are asked for. A device serves hundreds at once: with fewer, the last one
+arrives before a queue is seen to grow."""
+
+_KEPT, _BEST = 6, 2
+"""Settings in the second and the last stage of the search where devices are compared, of which only the best shows."""
+
+_LEAST_SLOTS, _LEAST_BATCH = 32, 512
+"""The smallest settings that are tried: a model that does not fit with these does not fit."""
+
+_SIZES = {
+    "server": ("slots", "n_batch", "n_ubatch", "slot_context", "chunked_prefill"),
+    "cache": ("cells", "block_size", "type_k", "type_v", "kernel", "unified"),
+    "machine": ("profile", "device", "tensor_parallel", "weights"),
+}
+"""What a scenario says of the machine that it was written for, by section."""
+
+Table = tuple[dict[str, Any], str, Path]
+"""A scenario's table, its name for messages, and the folder at which relative paths start (``scenario.table_of``)."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What serves: a model on devices."""
+
+    devices: tuple[str, ...]
+    model: str
+    tensor_parallel: int
+    weights: str | None
+    profile: str | None
+    """The profile that the scenario or the user chose for its device; None: found by model and device."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked, wherever it is served."""
+
+    slo: Slo
+    engine: str | None
+    """None: that of the profile."""
+    load: float
+    requests: int | None
+    command: str
+    effort: Effort
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Price of an hour by device."""
+    compared: bool = False
+    """Whether the answer is a comparison, of one device too."""
+
+
+def read_devices(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The names of devices that were given. Raises ``UserError`` for one that is not known, and for one given twice."""
+    names = (given,) if isinstance(given, str) else tuple(given or ())
+    for at, name in enumerate(names):
+        device_named(name)
+        if name in names[:at]:
+            raise UserError(f"--device: {name} is given twice; each device is compared once")
+    return names
+
+
+def read_prices(given: str | Mapping[str, float] | None, devices: Sequence[str]) -> dict[str, float]:
+    """Prices of an hour by device, of a text such as ``rtx4090=0.4,a100_sxm=1.8``. Raises ``UserError``."""
+    if given is None:
+        return {}
+    pairs = [part.partition("=")[::2] for part in given.split(",")] if isinstance(given, str) else list(given.items())
+    prices: dict[str, float] = {}
+    for name, price in ((str(name).strip(), str(price).strip()) for name, price in pairs):
+        if not name or not re.fullmatch(r"(\d+(\.\d*)?|\.\d+)(e[+-]?\d{1,2})?", price) or not 0 < float(price) < 1e9:
+            raise UserError(
+                f"--price: {f'{name}={price}'!r:.60}: a device and the price of an hour above 0 are expected, such as "
+                "rtx4090=0.4,a100_sxm=1.8"
+            )
+        try:
+            device_named(name)
+        except UserError as e:
+            raise UserError(f"--price: {e}") from None
+        if name in prices:
+            raise UserError(f"--price: {name} is given twice; one price for each device is accepted")
+        if name not in devices:
+            asked = ", ".join(devices) or "none"
+            raise UserError(f"--price: {name} is not among the devices asked about (--device): {asked}")
+        prices[name] = float(price)
+    return prices
+
+
+def own_device(table: Table) -> str | None:
+    """The device that a scenario names itself."""
+    machine = table[0].get("machine")
+    device = machine.get("device") if isinstance(machine, dict) else None
+    return device if isinstance(device, str) else None
+
+
+def place_of(
+    table: Table, devices: Sequence[str], model: str | None, tp: int | None, weights: str | None, profile: str | None
+) -> Place:
+    """What serves, by the options given and, where they say nothing, by the scenario. Raises ``UserError``."""
+    machine = table[0].get("machine") or {}
+    of_scenario = not devices
+    model = model or (table[0].get("model") or {}).get("name")
+    if model is None:
+        raise UserError("--device: name the model that is served (--model)")
+    if tp is None:
+        tp = machine.get("tensor_parallel", 1) if of_scenario else 1
+    if weights is None and of_scenario:
+        weights = machine.get("weights")
+    if of_scenario:
+        profile = profile or machine.get("profile")
+        devices = [machine["device"]]
+    place = Place(tuple(devices), model, tp, weights, profile)
+    plan(model, tensor_parallel=tp, weights=weights)  # Raises ``UserError`` for what it does not know.
+    return place
+
+
+def without_machine(table: Table) -> Scenario:
+    """The scenario without what it says of the machine that it was written for, which follows from the device."""
+    data, label, folder = table
+    data = {name: dict(section) if isinstance(section, dict) else section for name, section in data.items()}
+    for section, keys in _SIZES.items():
+        for key in keys:
+            if isinstance(data.get(section), dict):
+                data[section].pop(key, None)
+    if isinstance(data.setdefault("server", {}), dict):
+        data["server"].setdefault("scheduler", "vllm")
+    return validated(data, label, folder)
+
+
+def recommend_on_devices(
+    base: Scenario, place: Place, asked: Asked
+) -> Recommendation | MemoryAnswer | DeviceComparison:
+    """Answer for each device. ``base``: a scenario without a machine. Raises ``UserError``.
+
+    One device is answered as any machine is, unless prices were given. Of several, fewer settings are judged at length.
+    """
+    q, shape = asked, memory_shape(place.model)
+    replications = q.effort.budget.replications
+    traffic = read_traffic(base, replications, _requests(base, q), q.load, DEFAULT_REQUESTS)
+    if not q.compared:
+        (device,) = place.devices
+        return _on_device(device, traffic, place, shape, q)
+    budget = q.effort.budget
+    budget = budget._replace(kept=min(budget.kept, _KEPT), best=min(budget.best, _BEST))
+    counted = _CountedRuns(q.effort._replace(budget=budget))
+    answers = []
+    for device in place.devices:
+        try:
+            found = _on_device(device, traffic, place, shape, replace(q, effort=counted.effort()))
+        except UserError as e:
+            answers.append(DeviceAnswer(device, None, str(e), q.prices.get(device), place.tensor_parallel))
+            continue
+        except KeyboardInterrupt:
+            if not any(answer.recommendation for answer in answers):
+                raise
+            break
+        no_verdict = found.no_times if isinstance(found, MemoryAnswer) else ""
+        served = _served_at_largest(found) if isinstance(found, Recommendation) else None
+        answers.append(
+            DeviceAnswer(
+                device, found, no_verdict, q.prices.get(device), place.tensor_parallel, measured_largest=served
+            )
+        )
+        if isinstance(found, Recommendation) and found.interrupted:
+            break
+    return DeviceComparison(
+        **_fields(q, traffic, shape, None, traffic.scenario), answers=tuple(answers), asked=place.devices
+    )
+
+
+def _requests(base: Scenario, q: Asked) -> int | None:
+    """Requests in the longest runs; None: as many as a trace has or a scenario says of its conversations or its batch.
+
+    How many requests a scenario runs says how long it looked, and not what its traffic is.
+    """
+    if q.requests is None and base.workload.count_key == "requests" and base.workload.kind != "batch":
+        return DEFAULT_REQUESTS
+    return q.requests
+
+
+def _fields(q: Asked, traffic: Traffic, shape: MemoryShape, profile: Profile | None, scenario: Scenario) -> Any:
+    """The fields of ``Question`` that all answers share."""
+    return {
+        "slo": q.slo,
+        "engine": q.engine or "both",
+        "load": q.load,
+        "memory": None,
+        "model": shape.name,
+        "named_model": True,
+        "profile": profile,
+        "scenario": scenario,
+        "traffic": traffic,
+        "command": q.command,
+    }
+
+
+def _on_device(
+    device: str, traffic: Traffic, place: Place, shape: MemoryShape, q: Asked
+) -> Recommendation | MemoryAnswer:
+    """The answer for one device. Raises ``UserError``, among others if the model does not fit into its memory."""
+    tp, weights = place.tensor_parallel, place.weights
+    planned = plan(place.model, tensor_parallel=tp, weights=weights, device=device)
+    if "vllm" in planned.engines:
+        # Raises ``UserError``, with what would fit, if the model does not: its times would be of no use.
+        default_cells(place.model, device, tp=tp, weights=weights, batch=_LEAST_BATCH, sequences=_LEAST_SLOTS)
+    here = {"memory": device_named(device).memory_bytes, "device": device, "tensor_parallel": tp}
+    try:
+        if place.profile is not None:
+            profile = load_profile(place.profile, traffic.scenario.folder)
+        else:
+            profile = find_device_profile(place.model, device, tp=tp, weights=weights)
+        if why := profile.why_no_times(shape.name, profile.type_k, profile.type_v):
+            raise NoTimes(why)
+    except NoTimes as e:
+        fields = _fields(q, traffic, shape, None, traffic.scenario) | here
+        return MemoryAnswer(**fields, shape=shape, weights=weights, no_times=str(e))
+    changes: dict[str, Any] = {
+        "machine__tensor_parallel": tp,
+        "machine__weights": weights,
+        "machine__profile": place.profile,
+        "server__slots": _LEAST_SLOTS,
+        "server__n_batch": _LEAST_BATCH,
+        "cache__type_k": profile.type_k,
+        "cache__type_v": profile.type_v,
+    }
+    changes = {key: value for key, value in changes.items() if value is not None}
+    scenario = load_scenario(traffic.scenario, model=place.model, device=device, **changes)
+    return find_settings(_fields(q, traffic, shape, profile, scenario) | here, shape, weights, q.effort)
+
+
+def _served_at_largest(found: Recommendation) -> OfferedLoad | None:
+    """What the best setting serves per second at the largest load that every replication meets, by runs at it.
+
+    Only for a closed loop, in which the service decides how many requests come; None otherwise.
+    """
+    if found.traffic.offered is not None or not found.best or not all(found.best[0].loads):
+        return None
+    first, load = found.best[0], min(found.best[0].loads, default=1.0)
+    return mean_rates(
+        run_trial(found.traffic, TrialRun(first.candidate.number, replication, first.candidate.scenario, 1.0, load))
+        for replication in range(len(first.loads))
+    )
+
+
+class _CountedRuns:
+    """The progress of several searches, one after another, told as that of one."""
+
+    def __init__(self, effort: Effort):
+        self._effort = effort
+        self._before = self._failed_before = 0
+        self._done = self._failed = 0
+
+    def effort(self) -> Effort:
+        """What the next search may take, with a progress that goes on from the last one."""
+        self._before, self._failed_before = self._before + self._done, self._failed_before + self._failed
+        self._done = self._failed = 0
+        told = self._effort.progress
+        return self._effort if told is None else self._effort._replace(progress=self._tell)
+
+    def _tell(self, done: int, total: int, failed: int) -> None:
+        self._done, self._failed = done, failed
+        assert self._effort.progress is not None
+        self._effort.progress(self._before + done, self._before + total, self._failed_before + failed)

@@ -1,0 +1,187 @@
+"""Which policy and settings serve this traffic on this machine (``search`` says how they are found)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvsim.advice.recommend.candidates import known_engine, measured_engine
+from kvsim.advice.recommend.device_comparison import DeviceComparison
+from kvsim.advice.recommend.memory_answer import MemoryAnswer
+from kvsim.advice.recommend.on_devices import (
+    Asked,
+    own_device,
+    place_of,
+    read_devices,
+    read_prices,
+    recommend_on_devices,
+    without_machine,
+)
+from kvsim.advice.recommend.recommendation import Recommendation
+from kvsim.advice.recommend.search import Effort, RecommendProgress, SearchBudget, find_settings
+from kvsim.advice.recommend.slo import read_slo
+from kvsim.costs.memory_plan import plan
+from kvsim.costs.profile import load_profile
+from kvsim.costs.shipped import is_shipped
+from kvsim.errors import UserError
+from kvsim.experiments.traffic import read_traffic
+from kvsim.model.memory_shapes import memory_shape
+from kvsim.model.storage_types import parse_size
+from kvsim.scenario.scenario import Scenario, load_scenario, table_of, validated
+from kvsim.scenario.trace_files import trace_scenario
+from workloads.traces.table_row import Time
+
+_GIVEN = ("--time", "--seed", "--requests", "--memory", "--model", "--weights", "--profile")
+"""Options that are typed again as they were given."""
+_FLAGS = {"skip_bad_rows": "--skip-bad-rows", "failed": "--drop-failed", "clock_reset": "--continue-clock"}
+"""The option for each key of a trace."""
+
+
+def recommend(
+    source: str | Path | Scenario | None = None,
+    *,
+    slo: str,
+    trace: str | Path | None = None,
+    columns: Mapping[str, str] | None = None,
+    time: Time | None = None,
+    trace_keys: Mapping[str, Any] | None = None,
+    profile: str | None = None,
+    memory: int | str | None = None,
+    model: str | None = None,
+    weights: str | None = None,
+    engine: str | None = None,
+    load: float = 1.0,
+    seed: int | None = None,
+    requests: int | None = None,
+    workers: int | None = None,
+    device: str | Sequence[str] | None = None,
+    tp: int | None = None,
+    price: str | Mapping[str, float] | None = None,
+    progress: RecommendProgress | None = None,
+    budget: SearchBudget = SearchBudget(),  # noqa: B008  (immutable)
+) -> Recommendation | MemoryAnswer | DeviceComparison:
+    """Recommend settings for a scenario's workload or for a trace file.
+
+    ``columns``, ``time``: which column of a table is what, and the unit of its arrivals (``trace_scenario``).
+    ``trace_keys``: further keys of a trace's ``[workload]``, such as ``{"failed": "drop"}``.
+    ``slo``: bounds such as ``ttft_p95<1s,tpot_p95<80ms`` (``slo.read_slo``). ``memory``: bytes for weights, cache and
+    buffers, or a text such as 8GB; by default memory rules nothing out. ``model``: the model that is
+    served, by default the scenario's, or for a trace the profile's; if the profile was measured on another one, the
+    answer is a ``MemoryAnswer``, without any times. ``engine``: ``llamacpp``,
+    ``vllm``, ``both``, or ``any``, which includes layouts that no engine has; by default the one that the profile was
+    measured on, and both where that is kvsim's own or a device is named. ``load``: a multiple of the workload's own.
+    ``requests``: number in the longest runs (for sessions, of conversations), by default at most 400, on a device
+    2,000. ``workers``: number of processes, by default one per processor; it does not change the result. ``device``:
+    the GPU that serves, whose profile of the model and whose memory are taken; for several, or with a ``price``, the
+    answer is a ``DeviceComparison``. ``tp``: GPUs that share the model. ``price``: of an hour by device, or a text such
+    as ``rtx4090=0.4,a100_sxm=1.8``. Raises ``UserError`` and ``WorkloadError``.
+    """
+    _check_arguments(source, trace, load, requests, workers)
+    devices = read_devices(device)
+    _check_options_of_devices(devices, tp, price, memory, profile)
+    prices = read_prices(price, devices)
+    what = ("--scenario", getattr(source, "name", source)) if trace is None else ("--trace", trace)
+    columns_typed = ",".join(f"{ours}={theirs}" for ours, theirs in columns.items()) if columns else None
+    typed = [what, ("--columns", columns_typed), ("--slo", slo), ("--engine", engine), ("--load", f"{load:g}")]
+    typed += zip(_GIVEN, (time, seed, requests, memory, model, weights, profile), strict=True)
+    typed += [("--device", name) for name in devices]
+    typed += [("--tp", tp), ("--price", ",".join(f"{name}={each:g}" for name, each in prices.items()) or None)]
+    asked = Asked(
+        read_slo(slo),
+        None if engine is None else known_engine(engine),
+        load,
+        requests,
+        _command(typed, trace_keys),
+        Effort(budget, workers, progress),
+        prices,
+        compared=len(devices) > 1 or bool(prices),
+    )
+    if trace is not None:
+        source = trace_scenario(trace, columns=columns, time=time, **(trace_keys or {}))
+    table = table_of(source)  # type: ignore[arg-type]
+    if seed is not None:
+        table[0]["seed"] = seed
+    profile = None if profile is None else _profile_name(profile)
+    if devices or own_device(table) is not None:
+        if memory is not None:
+            raise UserError(f"--memory: {own_device(table)}, which the scenario names, has its own; leave it out")
+        place = place_of(table, devices, model, tp, weights, profile)
+        return recommend_on_devices(without_machine(table), place, asked)
+    base = validated(*table)
+    if profile is not None:
+        base = load_scenario(base, machine__profile=profile)
+    return _on_machine(base, asked, memory, model, weights, of_trace=trace is not None)
+
+
+def _on_machine(
+    base: Scenario, asked: Asked, memory: int | str | None, model: str | None, weights: str | None, *, of_trace: bool
+) -> Recommendation | MemoryAnswer:
+    """The answer for the machine of the base scenario's profile."""
+    memory_bytes = parse_size(memory) if isinstance(memory, str) else memory
+    measured = load_profile(base.machine.profile, base.folder)
+    if measured.device is not None:
+        raise UserError(
+            f"--profile: {measured.name} is of {measured.device}: give --device {measured.device} --model "
+            f"{measured.model} too, so that memory and settings are those of the device"
+        )
+    if weights is not None and model is None:
+        raise UserError("--weights: name the model whose weights these are (--model)")
+    named = model or (None if of_trace else base.model.name)
+    served = named or measured.model
+    shape = memory_shape(served)
+    plan(shape, weights=weights, memory=memory)  # Raises ``UserError`` for what it does not know.
+    traffic = read_traffic(base, asked.effort.budget.replications, asked.requests, asked.load)
+    fields: dict[str, Any] = {
+        "slo": asked.slo,
+        "engine": asked.engine or "both",
+        "load": asked.load,
+        "memory": memory_bytes,
+        "model": shape.name,
+        "named_model": named is not None,
+        "profile": measured,
+        "scenario": traffic.scenario,
+        "traffic": traffic,
+        "command": asked.command,
+    }
+    if no_times := measured.why_no_times(served, measured.type_k, measured.type_v):
+        return MemoryAnswer(**fields, shape=shape, weights=weights, no_times=no_times)
+    engine = asked.engine or measured_engine(measured) or "both"
+    return find_settings({**fields, "engine": engine}, shape, weights, asked.effort)
+
+
+def _command(pairs: Iterable[tuple[str, object]], trace_keys: Mapping[str, Any] | None) -> str:
+    """The command line of these arguments; a scenario that was given as an object is called by its name."""
+    typed = [str(text) for name, value in pairs if value is not None for text in (name, value)]
+    return shlex.join(["kvsim", "recommend", *typed, *(_FLAGS[key] for key in trace_keys or ())])
+
+
+def _check_arguments(source: object, trace: object, load: float, requests: int | None, workers: int | None) -> None:
+    if (source is None) == (trace is None):
+        raise UserError("recommend: give either a scenario or a trace")
+    if not 1e-6 <= load <= 1e6:
+        raise UserError(f"--load is {load}; a number from 0.000001 to 1000000 is accepted")
+    for name, value in (("--requests", requests), ("--workers", workers)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} is {value}; at least 1 is accepted")
+
+
+def _check_options_of_devices(
+    devices: Sequence[str], tp: int | None, price: object, memory: object, profile: object
+) -> None:
+    """Refuse options that need a device, or that say what a device says itself."""
+    if not devices:
+        for name, value, what in (("--price", price, "prices are of devices"), ("--tp", tp, "GPUs that share a model")):
+            if value is not None:
+                raise UserError(f"{name}: {what}; name them with --device")
+    elif memory is not None:
+        raise UserError("--memory and --device: both say how much memory there is; give one of them")
+    elif profile is not None:
+        raise UserError("--profile and --device: both say whose times are predicted; give one of them")
+
+
+def _profile_name(profile: str) -> str:
+    """What a scenario takes for a profile that was given on the command line, relative to the current folder."""
+    is_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()
+    return str(Path(profile).resolve()) if is_file else profile

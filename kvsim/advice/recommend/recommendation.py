@@ -1,0 +1,410 @@
+"""The result of a recommendation: the best settings, their commands, and why all others were ruled out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.advice.memory.engine_flags import command_line, flags_dict
+from kvsim.advice.memory.flag_effects import Effect, effects
+from kvsim.advice.memory.ollama import OllamaSettings, ollama_settings
+from kvsim.advice.recommend.candidates import REASONS, SearchSpace, measured_engine, profile_target
+from kvsim.advice.recommend.families import measured_range
+from kvsim.advice.recommend.finalists import RULE, Finalist, RuledOut, TopTwo
+from kvsim.advice.recommend.question import Question, write_answer
+from kvsim.advice.recommend.trials import MOST_DOUBLINGS, most_doublings
+from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
+from kvsim.errors import counted
+from kvsim.experiments.estimates import Interval, paired_difference
+from kvsim.experiments.interval_text import with_ends
+from kvsim.experiments.shared_warnings import share_warnings
+from kvsim.model.engine_versions import LLAMACPP_B4666
+from kvsim.scenario.scenario import Scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_LOWEST_LOAD = 2.0**-MOST_DOUBLINGS
+"""The smallest multiple of the load that is tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation(Question):
+    """The best settings for a workload, and why all others were ruled out."""
+
+    space: SearchSpace
+    best: tuple[Finalist, ...]
+    """The finalists, best first."""
+    ruled_out: dict[int, RuledOut]
+    """Why each other setting was ruled out, by its number."""
+    tried: int
+    """Number of settings that were run."""
+    runs: int
+    interrupted: str = ""
+    """Where the search was interrupted, so that the answer is provisional; empty if it was not."""
+
+    @property
+    def met(self) -> bool:
+        """Whether the best setting meets the service level at the load asked about, at least by its means."""
+        return bool(self.best) and self.best[0].verdict != "not"
+
+    @cached_property
+    def lead(self) -> TopTwo | None:
+        """Paired comparison of the best with the second; None if there is no second."""
+        if len(self.best) < 2:
+            return None
+        one, two = self.best[:2]
+        if one.sustained and two.sustained:
+            return TopTwo(_ratio(np.log(one.loads), np.log(two.loads)), "load")
+        measure = one.slo.asked[0].measure
+        values = [[o.measures.get(measure) or 0.0 for o in each.outcomes] for each in (one, two)]
+        if not np.array(values).all():
+            return None
+        return TopTwo(_ratio(np.log(values[0]), np.log(values[1])), measure)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per finalist, best first.
+
+        The columns are ``place``, ``verdict``, ``engine``, the settings, ``memory_bytes``, each bounded measure and
+        ``sustained_load`` with ``_low`` and ``_high``, and ``flags``. Times are in seconds.
+        """
+        import pandas as pd
+
+        rows = []
+        for place, f in enumerate(self.best, 1):
+            row: dict[str, Any] = {"place": place, "verdict": f.verdict, "engine": f.candidate.engine}
+            row |= {**f.candidate.settings, "memory_bytes": f.candidate.memory_bytes}
+            shown = {bound.measure: f.measures.get(bound.measure) for bound in self.slo.bounds}
+            for measure, interval in {**shown, "sustained_load": f.sustained}.items():
+                ends = (interval.value, interval.low, interval.high) if interval else (np.nan,) * 3
+                row |= dict(zip((measure, f"{measure}_low", f"{measure}_high"), ends, strict=True))
+            rows.append({**row, "flags": command_line(f.candidate.flags)})
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def candidates(self) -> pd.DataFrame:
+        """One row per setting of the search space.
+
+        The columns are its number, family, engine and settings, ``memory_bytes``, and either its ``place`` among the
+        finalists or ``reason``, ``detail`` and ``factor`` (see ``RuledOut``).
+        """
+        import pandas as pd
+
+        places = {f.candidate.number: place for place, f in enumerate(self.best, 1)}
+        rows = []
+        for c in self.space.candidates:
+            why = self.ruled_out.get(c.number, RuledOut("", ""))
+            head = {"number": c.number, "family": c.family, "engine": c.engine}
+            tail = {"memory_bytes": c.memory_bytes, "place": places.get(c.number), **why._asdict()}
+            rows.append({**head, **c.settings, **tail})
+        return pd.DataFrame(rows).astype({"place": "Int64"})
+
+    @cached_property
+    def reasons(self) -> dict[str, int]:
+        """Number of settings that were ruled out by reason, in the order of ``candidates.REASONS``."""
+        counts = Counter(why.reason for why in self.ruled_out.values())
+        return {reason: counts[reason] for reason in REASONS if counts[reason]}
+
+    @property
+    def missed_by(self) -> tuple[float, float] | None:
+        """The smallest and largest factors by which settings missed the service level."""
+        missed = [why.factor for why in self.ruled_out.values() if why.reason == "slo" and why.factor is not None]
+        factors = [factor for factor in missed if factor > 1]
+        return (min(factors), max(factors)) if factors else None
+
+    @property
+    def conclusion(self) -> str:
+        """The recommendation in a sentence or two."""
+        return f"{self._provisional}{self._conclusion}"
+
+    @property
+    def _provisional(self) -> str:
+        if not self.interrupted:
+            return ""
+        return (
+            f"Interrupted {self.interrupted}, after {counted(self.runs, 'run')}. What is known so far, and may change: "
+        )
+
+    @property
+    def _conclusion(self) -> str:
+        if not self.best:
+            return f"Nothing can be recommended: {self._why_nothing()}."
+        first = self.best[0]
+        figures = ", ".join(
+            f"{_title(bound.measure)} {spoken(first.measures.get(bound.measure), bound.is_share)}"
+            for bound in self.slo.asked
+        )
+        command = f"{first.candidate.command} {command_line(first.candidate.flags)}".strip()
+        if not first.candidate.flags:
+            command = f"{first.candidate.label} (which no engine has)"
+        if not self.met:
+            bound, factor = first.worst
+            limit = bound.text or bound.measure
+            if math.isfinite(factor):
+                limit += f", at {factor:.2f} × its limit"
+            if factor <= 1:
+                limit = "that arrivals outpace service"
+            nearest = f"The nearest setting is {command}: predicted {figures}"
+            return f"Nothing meets {self.slo.text}. {nearest}; the limit is {limit}; {self._reduced_load(first)}."
+        certainty = "" if first.verdict == "surely" else ", though this is not certain"
+        return f"Run {command}: predicted {figures}{certainty}; {self._sustained_load(first)}."
+
+    @property
+    def compared(self) -> str:
+        """The best compared with the second, in a sentence; empty if there is no second."""
+        if self.lead is None:
+            return ""
+        ratio = self.lead.ratio
+        shown = (
+            f"{ratio.value:.2f} × ({ratio.low:.2f} to {ratio.high:.2f}, paired)" if math.isfinite(ratio.high) else ""
+        )
+        what = "the load of the second" if self.lead.measure == "load" else f"the second's {_title(self.lead.measure)}"
+        verb = "sustains" if self.lead.measure == "load" else "has"
+        if not self.lead.distinguishable:
+            margin = f": the first {verb} {shown} {what}" if shown else ""
+            n = len(self.best[0].outcomes)
+            who = f"{n} replications" if n > 1 else "One replication"
+            return f"{who} cannot distinguish the first from the second{margin}."
+        return f"The first {verb} {shown} {what}."
+
+    @property
+    def limits(self) -> list[str]:
+        """Limits of these predictions, one line each."""
+        lines = []
+        if self.memory is None:
+            lines.append("no memory was given, so no setting was ruled out by it")
+        lines += [*self._limits_of_device, *self._limits_of_engine]
+        size = f"{self.traffic.requests:,} {self.scenario.workload.count_key.replace('limit', 'requests')}"
+        lines.append(
+            f"{self.traffic.note}; 95 % intervals are over the replications; runs of {size} start with an empty "
+            "server, so a queue that builds up only in longer runs goes unnoticed"
+        )
+        if self.interrupted and self.best:
+            came = counted(len(self.best[0].outcomes), "replication")
+            lines.append(f"interrupted {self.interrupted}: the figures come from {came}")
+        lines += self.traffic.remarks
+        if self.traffic.largest_factor < 1 / _LOWEST_LOAD:
+            lines.append(
+                f"loads above {2.0 ** most_doublings(self.traffic):g} × were not tried: these requests cannot make a "
+                "load that is much higher, since think times stay as they are"
+            )
+        if not self.traffic.scalable:
+            lines.append("all requests arrive at once, so there is no load to change")
+        return lines + self._warnings
+
+    @property
+    def _limits_of_device(self) -> list[str]:
+        """What a device's profile and memory do not say."""
+        profile = self.profile
+        if profile is None or profile.device is None or self.device is None:
+            return []
+        target, lines = profile_target(profile), []
+        if self.engine in ("both", "any"):
+            other = ENGINE_TITLES["llamacpp" if target == "vllm" else "vllm"]
+            own = ENGINE_TITLES.get(target, target)
+            lines.append(f"{other} was not tried: the times are those of {own} alone")
+        if target == "vllm":
+            slots, tokens = measured_range(profile)
+            lines.append(
+                f"no more than {slots:,} sequences and {tokens:,} tokens in a step were tried: the profile goes no "
+                "further"
+            )
+            lines.append("cells are what vLLM leaves for blocks; kvsim plan --device says how far that is sure")
+        if profile.source is not None:
+            lines += profile.source.notes
+        return lines
+
+    @property
+    def _limits_of_engine(self) -> list[str]:
+        """What of the engines was not searched, beside what the options say."""
+        lines = []
+        own = None if self.profile is None or self.device is not None else measured_engine(self.profile)
+        if own is not None and own == self.engine:
+            other = ENGINE_TITLES["llamacpp" if own == "vllm" else "vllm"]
+            lines.append(
+                f"{ENGINE_TITLES[own]} alone was searched, on which the profile was measured; --engine both adds "
+                f"{other} at the same times"
+            )
+        if any(c.engine == "llamacpp" for c in self.space.candidates):
+            if self.scenario.server.scheduler == "llama-server-fair":
+                lines.append(
+                    "no program has the scheduler llama-server-fair: llama.cpp was searched under llama-server"
+                )
+            if self.traffic.summary.reuse is None:
+                lines.append("whether prompts share text is unknown, so --cache-ram was left as it is")
+        return lines
+
+    @property
+    def _warnings(self) -> list[str]:
+        """Warnings of the finalists' runs, each once, with the places that had it."""
+        return _by_place((place, o.warnings) for place, f in enumerate(self.best, 1) for o in f.outcomes)
+
+    @property
+    def notes(self) -> list[str]:
+        """What to read along with the finalists' settings, each remark once, with the places that it is about."""
+        return _by_place((place, f.candidate.notes) for place, f in enumerate(self.best, 1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints; times in seconds, sizes in bytes, unknown values None."""
+        return {
+            **super().to_dict(),
+            "basis": self.basis,
+            "interrupted": self.interrupted or None,
+            "met": self.met,
+            "conclusion": self.conclusion,
+            "compared": self.compared,
+            "lead": None if self.lead is None else _lead_dict(self.lead),
+            "rule": RULE,
+            "best": [self._finalist(place, f) for place, f in enumerate(self.best, 1)],
+            "searched": {
+                "settings": len(self.space.candidates),
+                "tried": self.tried,
+                "runs": self.runs,
+                "missed_by": list(self.missed_by) if self.missed_by else None,
+                "reasons": {reason: {"count": n, "means": REASONS[reason]} for reason, n in self.reasons.items()},
+                "policies_left_out": {
+                    name: {"reason": reason, "detail": detail}
+                    for name, (reason, detail) in self.space.policies_left_out.items()
+                },
+            },
+            "limits": self.limits,
+        }
+
+    def effects(self, finalist: Finalist) -> tuple[Effect, ...]:
+        """What each option of a finalist does to memory; none if no engine has the setting."""
+        c = finalist.candidate
+        engine: Engine = "vllm" if c.engine == "vllm" else "llamacpp"
+        return effects(engine, c.flags, self.space.plan(c, self.memory)) if c.flags else ()
+
+    def ollama(self, finalist: Finalist) -> OllamaSettings | None:
+        """What to set for Ollama instead; None unless the finalist is of today's ``llama-server``."""
+        c = finalist.candidate
+        if c.engine != "llamacpp" or c.scenario.engine == LLAMACPP_B4666:
+            return None
+        return ollama_settings(c.flags, self.space.plan(c, self.memory), self.traffic.summary.longest)
+
+    def plot(self) -> Figure:
+        """Draw the finalists' distance from the bounds, and their largest loads."""
+        from kvsim.reports.recommendation_plot import recommendation_figure
+
+        return recommendation_figure(self.to_dict())
+
+    def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
+        """Write all results to a folder and return the files.
+
+        They are ``recommendation.json``, ``recommendation.csv`` (``table``), ``candidates.csv``, with ``plots``
+        ``recommendation.png``, and a scenario for each finalist, ``best-1.toml`` and so on. Raises ``UserError``.
+        """
+        scenarios = ((f"best-{place}.toml", self.scenario_of(f)) for place, f in enumerate(self.best, 1))
+        return write_answer(self, folder, scenarios, plots=plots)
+
+    def scenario_of(self, finalist: Finalist) -> Scenario:
+        """Return a scenario that reproduces the finalist's first replication at the load asked about."""
+        return self.traffic.part(finalist.candidate.scenario, 0, 1.0, 1.0)[0]
+
+    def _finalist(self, place: int, f: Finalist) -> dict[str, Any]:
+        c, (bound, factor) = f.candidate, f.worst
+        limits = {bound.measure: bound.limit for bound in self.slo.bounds}
+        return {
+            "place": place,
+            "engine": c.engine,
+            "label": c.label,
+            "verdict": f.verdict,
+            "settings": c.settings,
+            "command": c.command if c.flags else None,
+            "flags": flags_dict(c.flags),
+            "typed": command_line(c.flags),
+            "effects": [effect.to_dict() for effect in self.effects(f)],
+            "ollama": None if (ollama := self.ollama(f)) is None else ollama.to_dict(),
+            "notes": c.notes,
+            "memory_bytes": c.memory_bytes,
+            "measures": {m: {**interval_ends(i), "limit": limits.get(m)} for m, i in f.measures.items()},
+            "worst": {"measure": bound.measure, "factor": _finite(factor)},
+            "sustained_load": None if f.sustained is None else {**interval_ends(f.sustained), "at_least": f.at_least},
+            "loads": list(f.loads),
+            "scenario": f"best-{place}.toml",
+        }
+
+    def _sustained_load(self, f: Finalist) -> str:
+        if not f.loads:
+            return self._no_load
+        if f.sustained is None:
+            return "in some replications it meets the service level at no load that was tried"
+        if f.at_least:
+            return (
+                f"sustains at least {f.sustained.value:.3g} × this load, the largest tried being {f.largest_load:.0f} ×"
+            )
+        return f"sustains {spoken_load(f.sustained)} this load"
+
+    def _reduced_load(self, f: Finalist) -> str:
+        if not f.loads:
+            return self._no_load
+        if f.sustained is None:
+            every = "" if max(f.loads) == 0 else "in some replications "
+            return f"{every}not even 1/{1 / _LOWEST_LOAD:.0f} of this load meets it"
+        return f"{spoken_load(f.sustained)} this load would meet it"
+
+    @property
+    def _no_load(self) -> str:
+        return "no other load was searched" if self.traffic.scalable else "there is no load to change"
+
+    def _why_nothing(self) -> str:
+        why = next(iter(self.ruled_out.values()))
+        return f"all {len(self.ruled_out):,} settings were ruled out: {REASONS[why.reason]} ({why.detail})"
+
+
+def spoken(interval: Interval | None, share: bool = False) -> str:
+    """Format a time in seconds, or a share, with its interval."""
+    if interval is None:
+        return "unknown"
+    if share:
+        return f"{interval.value:.1%}"
+    unit, scale = ("s", 1.0) if interval.value >= 1 else ("ms", 1000.0)
+    return with_ends(interval, scale, f" {unit}")
+
+
+def spoken_load(interval: Interval) -> str:
+    """Format a multiple of the load with its interval."""
+    return with_ends(interval, unit=" ×")
+
+
+def _title(measure: str) -> str:
+    if measure.endswith("_share"):
+        return measure.removesuffix("_share")
+    latency, statistic = measure.split("_")
+    return f"{latency.upper()} {statistic if statistic == 'mean' else statistic.upper()}"
+
+
+def _ratio(one: Any, two: Any) -> Interval:
+    """Paired ratio of the values whose logarithms are given."""
+    logs = paired_difference(one, two)
+    high = math.exp(logs.high) if logs.high < 700 else math.inf
+    return Interval(math.exp(logs.value), math.exp(logs.low), high, logs.level, logs.n, logs.method)
+
+
+def _lead_dict(lead: TopTwo) -> dict[str, Any]:
+    return {"measure": lead.measure, "distinguishable": lead.distinguishable, **interval_ends(lead.ratio)}
+
+
+def _by_place(lines: Iterable[tuple[int, Sequence[str]]]) -> list[str]:
+    """Each line once, with the places that have it."""
+    shared = share_warnings((str(place), each) for place, each in lines)
+    return [f"place{'s' * (len(s.sources) > 1)} {', '.join(s.sources)}: {s.text}" for s in shared]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def interval_ends(interval: Interval) -> dict[str, float | None]:
+    """The estimate and the ends of its interval, as JSON has them: None if infinite."""
+    return {"value": _finite(interval.value), "low": _finite(interval.low), "high": _finite(interval.high)}

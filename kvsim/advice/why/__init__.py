@@ -1,0 +1,1 @@
+"""Why requests are slow, and what to try."""

@@ -1,0 +1,1 @@
+"""Generators fitted to request streams."""
