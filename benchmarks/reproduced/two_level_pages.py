@@ -175,4 +175,4 @@ def find() -> list[Finding]:
 
 def _once(value: float) -> Interval:
     """A figure in which nothing is drawn."""
-    return Interval(value, value, value, 1.0, 1, "nothing is drawn")
+    return Interval(value, value, value)

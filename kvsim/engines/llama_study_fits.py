@@ -50,10 +50,9 @@ class BootstrapMedians:
         tail = (1 - LEVEL) / 2
         resampled = np.array([figures(medians) for medians in self._resampled])
         low, high = np.quantile(resampled, (tail, 1 - tail), axis=0)
-        how = f"bootstrap over {self.rounds} rounds"
         return tuple(
             # With few rounds the median may lie outside of nearly all resampled ones.
-            Interval(float(v), min(float(a), float(v)), max(float(b), float(v)), LEVEL, self.rounds, how)
+            Interval(float(v), min(float(a), float(v)), max(float(b), float(v)))
             for v, a, b in zip(figures(self.value), low, high, strict=True)
         )
 

@@ -156,8 +156,7 @@ class SweepResult:
             return {}
         if measure in WITHOUT_INTERVAL:
             return {measure: float(known.mean())}
-        interval = measure_interval(measure, known, self.level)
-        return {measure: interval.value, f"{measure}_low": interval.low, f"{measure}_high": interval.high}
+        return measure_interval(measure, known, self.level).columns(measure)
 
     def _missed_precision(self, group: pd.DataFrame | None) -> str:
         """By how much a point's runs missed the stopping rule; empty if they met it, or there is none."""

@@ -154,18 +154,12 @@ class Verdict:
         }
         if self.replications > 1:
             keys |= {
-                "intervals": {p: {m: _ends(i) for m, i in each.items()} for p, each in self.intervals.items()},
+                "intervals": {p: {m: i.to_dict() for m, i in each.items()} for p, each in self.intervals.items()},
                 "best": None if self.ranking is None else self.ranking.best,
-                "e2e_mean_delta_vs_best": {p: _ends(i) for p, i in self.from_best.items()},
-                "e2e_mean_over_oracle_interval": {p: _ends(i) for p, i in self.from_bound.items()},
+                "e2e_mean_delta_vs_best": {p: i.to_dict() for p, i in self.from_best.items()},
+                "e2e_mean_over_oracle_interval": {p: i.to_dict() for p, i in self.from_bound.items()},
             }
         return keys
-
-
-def _ends(interval: Interval) -> dict[str, float | None]:
-    """The interval as JSON, with None for an infinite end."""
-    ends = {"value": interval.value, "low": interval.low, "high": interval.high}
-    return {key: value if math.isfinite(value) else None for key, value in ends.items()}
 
 
 _WITH_INTERVAL = (

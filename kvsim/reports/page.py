@@ -148,7 +148,7 @@ def interval(value: float | None, low: float | None, high: float | None, scale: 
     """Make one cell of an estimate and its interval, sorted by the estimate; ``scale`` multiplies all three."""
     if value is None or low is None or high is None:
         return number(None if value is None else scale * value, unit=unit)
-    return Cell(with_ends(Interval(value, low, high, 0.0, 0, ""), scale, unit), float(value))
+    return Cell(with_ends(Interval(value, low, high), scale, unit), float(value))
 
 
 def words(text: str) -> Cell:

@@ -133,7 +133,7 @@ def _estimate(row: dict[str, Any], measure: str) -> Cell:
     value, low, high = (row.get(f"{measure}{end}") for end in ("", "_low", "_high"))
     if value is None or low is None or high is None:
         return _value(measure, value)
-    interval = Interval(value, low, high, 0.0, 0, "")
+    interval = Interval(value, low, high)
     return Cell(plus_minus(interval, 1e3 if _is_latency(measure) else 1.0), value)
 
 

@@ -14,10 +14,10 @@ from kvsim.advice.memory.engine_flags import command_line, flags_dict
 from kvsim.advice.recommend.finalists import Finalist, Verdict
 from kvsim.advice.recommend.memory_answer import MemoryAnswer
 from kvsim.advice.recommend.question import Question, write_answer
-from kvsim.advice.recommend.recommendation import Recommendation, interval_ends
+from kvsim.advice.recommend.recommendation import Recommendation
 from kvsim.advice.recommend.trials import TrialOutcome
 from kvsim.costs.devices import device_named
-from kvsim.experiments.estimates import Interval
+from kvsim.experiments.estimates import UNKNOWN, Interval
 from kvsim.experiments.interval_text import plain
 from kvsim.experiments.traffic import OfferedLoad
 
@@ -288,7 +288,7 @@ class DeviceComparison(Question):
             "no_verdict": answer.no_verdict or None,
             "load": answer.load,
             "load_at_least": answer.at_least,
-            "mean_load": None if answer.mean_load is None else interval_ends(answer.mean_load),
+            "mean_load": None if answer.mean_load is None else answer.mean_load.to_dict(),
             "served": None if served is None else asdict(served),
             "served_at_largest": None if largest is None else asdict(largest),
             "price_per_hour": answer.price_per_hour,
@@ -309,8 +309,7 @@ class DeviceComparison(Question):
         measures = {} if best is None else best.measures
         intervals |= {bound.measure: measures.get(bound.measure) for bound in self.slo.asked}
         for name, interval in intervals.items():
-            ends = (interval.value, interval.low, interval.high) if interval else (np.nan,) * 3
-            row |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+            row |= (interval or UNKNOWN).columns(name)
         row |= {"requests_per_s": served and served.requests_per_s}
         row |= {"requests_per_s_at_largest": largest and largest.requests_per_s}
         row |= {"price_per_hour": answer.price_per_hour, "cost_per_million": answer.cost}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,9 +94,7 @@ class Finalist:
         """
         if not self.loads or min(self.loads) == 0:
             return None
-        logs = replication_interval(np.log(self.loads))
-        low, high = math.exp(logs.low), math.exp(logs.high) if logs.high < 700 else math.inf
-        return Interval(math.exp(logs.value), low, high, logs.level, logs.n, "t over logarithms of replications")
+        return replication_interval(np.log(self.loads)).exp()
 
     @property
     def at_least(self) -> bool:

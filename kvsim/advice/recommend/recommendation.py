@@ -22,7 +22,7 @@ from kvsim.advice.recommend.question import Question, write_answer
 from kvsim.advice.recommend.trials import MOST_DOUBLINGS, most_doublings
 from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
 from kvsim.errors import counted
-from kvsim.experiments.estimates import Interval, paired_difference
+from kvsim.experiments.estimates import UNKNOWN, Interval, paired_difference
 from kvsim.experiments.interval_text import with_ends
 from kvsim.experiments.shared_warnings import share_warnings
 from kvsim.model.engine_versions import LLAMACPP_B4666
@@ -63,12 +63,12 @@ class Recommendation(Question):
             return None
         one, two = self.best[:2]
         if one.sustained and two.sustained:
-            return TopTwo(_ratio(np.log(one.loads), np.log(two.loads)), "load")
+            return TopTwo(paired_difference(np.log(one.loads), np.log(two.loads)).exp(), "load")
         measure = one.slo.asked[0].measure
         values = [[o.measures.get(measure) or 0.0 for o in each.outcomes] for each in (one, two)]
         if not np.array(values).all():
             return None
-        return TopTwo(_ratio(np.log(values[0]), np.log(values[1])), measure)
+        return TopTwo(paired_difference(np.log(values[0]), np.log(values[1])).exp(), measure)
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -85,8 +85,7 @@ class Recommendation(Question):
             row |= {**f.candidate.settings, "memory_bytes": f.candidate.memory_bytes}
             shown = {bound.measure: f.measures.get(bound.measure) for bound in self.slo.bounds}
             for measure, interval in {**shown, "sustained_load": f.sustained}.items():
-                ends = (interval.value, interval.low, interval.high) if interval else (np.nan,) * 3
-                row |= dict(zip((measure, f"{measure}_low", f"{measure}_high"), ends, strict=True))
+                row |= (interval or UNKNOWN).columns(measure)
             rows.append({**row, "flags": command_line(f.candidate.flags)})
         return pd.DataFrame(rows)
 
@@ -327,9 +326,9 @@ class Recommendation(Question):
             "ollama": None if (ollama := self.ollama(f)) is None else ollama.to_dict(),
             "notes": c.notes,
             "memory_bytes": c.memory_bytes,
-            "measures": {m: {**interval_ends(i), "limit": limits.get(m)} for m, i in f.measures.items()},
+            "measures": {m: {**i.to_dict(), "limit": limits.get(m)} for m, i in f.measures.items()},
             "worst": {"measure": bound.measure, "factor": _finite(factor)},
-            "sustained_load": None if f.sustained is None else {**interval_ends(f.sustained), "at_least": f.at_least},
+            "sustained_load": None if f.sustained is None else {**f.sustained.to_dict(), "at_least": f.at_least},
             "loads": list(f.loads),
             "scenario": f"best-{place}.toml",
         }
@@ -384,15 +383,8 @@ def _title(measure: str) -> str:
     return f"{latency.upper()} {statistic if statistic == 'mean' else statistic.upper()}"
 
 
-def _ratio(one: Any, two: Any) -> Interval:
-    """Paired ratio of the values whose logarithms are given."""
-    logs = paired_difference(one, two)
-    high = math.exp(logs.high) if logs.high < 700 else math.inf
-    return Interval(math.exp(logs.value), math.exp(logs.low), high, logs.level, logs.n, logs.method)
-
-
 def _lead_dict(lead: TopTwo) -> dict[str, Any]:
-    return {"measure": lead.measure, "distinguishable": lead.distinguishable, **interval_ends(lead.ratio)}
+    return {"measure": lead.measure, "distinguishable": lead.distinguishable, **lead.ratio.to_dict()}
 
 
 def _by_place(lines: Iterable[tuple[int, Sequence[str]]]) -> list[str]:
@@ -403,8 +395,3 @@ def _by_place(lines: Iterable[tuple[int, Sequence[str]]]) -> list[str]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def interval_ends(interval: Interval) -> dict[str, float | None]:
-    """The estimate and the ends of its interval, as JSON has them: None if infinite."""
-    return {"value": _finite(interval.value), "low": _finite(interval.low), "high": _finite(interval.high)}

@@ -13,7 +13,7 @@ import numpy as np
 from kvsim.advice.why.remedies import FAILURES, REMEDIES, Remedy
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError, counted
-from kvsim.experiments.student import t_quantile
+from kvsim.experiments.estimates import t_quantile
 from kvsim.results import save_picture, writable
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.failures import failure_lines

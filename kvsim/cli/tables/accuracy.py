@@ -79,4 +79,4 @@ def ratio_interval(by_passage: Sequence[float]) -> Interval | None:
         return None
     logs = replication_interval(np.log(by_passage))
     value, low, high = np.exp([logs.value, logs.low, logs.high]).tolist()
-    return Interval(value, low, high, logs.level, logs.n, f"{logs.method} of logs")
+    return Interval(value, low, high)

@@ -71,7 +71,7 @@ def _figure(row: dict[Any, Any], measure: str) -> str:
         return "–"
     # A flag has no interval.
     low, high = row.get(f"{measure}_low", -math.inf), row.get(f"{measure}_high", math.inf)
-    return plus_minus(Interval(value, low, high, 0.0, 0, ""), _scale(measure))
+    return plus_minus(Interval(value, low, high), _scale(measure))
 
 
 def _scale(measure: str) -> float:

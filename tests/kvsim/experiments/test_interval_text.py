@@ -11,7 +11,7 @@ from kvsim.experiments.interval_text import from_to, plain, plus_minus
 
 
 def interval(value, low, high):
-    return Interval(value, low, high, 0.95, 5, "given")
+    return Interval(value, low, high)
 
 
 @pytest.mark.parametrize(
