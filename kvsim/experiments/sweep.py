@@ -11,12 +11,11 @@ from kvsim.errors import UserError
 from kvsim.experiments.estimates import check_precision
 from kvsim.experiments.fingerprint import code_version, digest_of, scenario_parts
 from kvsim.experiments.policy_code import describe_code
-from kvsim.experiments.preload import preload
 from kvsim.experiments.store import Row, Store, SweepPosition, Timing
 from kvsim.experiments.sweep_file import Point, SweepPlan, plan_sweep
 from kvsim.experiments.sweep_result import SweepResult
 from kvsim.experiments.sweep_task import RunTask, RunTasks, one_line
-from kvsim.experiments.workers import map_unordered
+from kvsim.experiments.workers import map_unordered, preload
 from policies import PolicyFactory
 
 SweepProgress = Callable[[int, int, int], None]

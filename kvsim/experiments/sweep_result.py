@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,21 +13,21 @@ import numpy as np
 
 from kvsim.costs.profile import load_profile
 from kvsim.errors import UserError, counted
+from kvsim.experiments.conclusions import conclude_sweep
 from kvsim.experiments.estimates import LEVEL, check_precision, replication_interval
 from kvsim.experiments.measures import MEASURES, MORE_IS_BETTER, WITHOUT_INTERVAL, measure_called, measure_interval
 from kvsim.experiments.policy_code import plugins_used
-from kvsim.experiments.shared_warnings import share_warnings
-from kvsim.experiments.store import Row, written_names
-from kvsim.experiments.sweep_file import SweepPlan
-from kvsim.experiments.verdict import (
+from kvsim.experiments.ranking import (
     BOUND,
     NotRanked,
     Ranking,
     identical_groups,
-    limit_that_includes,
     rank,
     reason_not_to_rank,
 )
+from kvsim.experiments.shared_warnings import share_warnings
+from kvsim.experiments.store import Row, written_names
+from kvsim.experiments.sweep_file import SweepPlan
 from kvsim.results import save_picture, writable
 from kvsim.scenario.assumptions import assumptions
 from kvsim.simulation.failures import failure_lines
@@ -217,7 +216,7 @@ class SweepResult:
         unknown measure.
         """
         measure = self.measure if measure is None else measure_called(measure)
-        left_out = self._left_out
+        left_out = self.left_out
         repeated = {(n, p) for n, groups in self._identical.items() for group in groups for p in group[1:]}
         values: dict[int, dict[str, list[float]]] = {}
         for key, group in self.runs.groupby(["number", "policy"], sort=False):
@@ -230,7 +229,7 @@ class SweepResult:
         return {number: rank(by_policy, measure, self.level) for number, by_policy in values.items()}
 
     @cached_property
-    def _left_out(self) -> dict[int, dict[str, NotRanked]]:
+    def left_out(self) -> dict[int, dict[str, NotRanked]]:
         """The policies that are not ranked, with the reason, by number of the point; the oracle is not listed."""
         reasons: dict[int, dict[str, NotRanked]] = {}
         done = dict(iter(self.runs.groupby(["number", "policy"], sort=False)))
@@ -248,7 +247,7 @@ class SweepResult:
         """Groups of policies that are identical in every request of every run, by number of the point."""
         times: dict[int, dict[str, list[str]]] = {}
         for row in self.rows:
-            if row.number is not None and row.policy not in self._left_out.get(row.number, {}):
+            if row.number is not None and row.policy not in self.left_out.get(row.number, {}):
                 times.setdefault(row.number, {}).setdefault(row.policy, []).append(row.times)
         return {number: identical_groups(by_policy) for number, by_policy in times.items()}
 
@@ -267,7 +266,7 @@ class SweepResult:
 
         rows = []
         settings = {point.number: point.settings for point in self.plan.points}
-        left_out = self._left_out
+        left_out = self.left_out
         for number, ranking in self.rankings(measure).items():
             value = ranking.values[ranking.names.index(ranking.best)]
             groups = self._identical.get(number, ())
@@ -299,74 +298,7 @@ class SweepResult:
 
     def conclusion(self, measure: str | None = None) -> str:
         """Say in one line which policy is best at how many points, and how often that is more than chance."""
-        measure = self.measure if measure is None else measure_called(measure)
-        best = self.best(measure)
-        points = len({point.number for point in self.plan.points})
-        if not len(best):
-            return (
-                f"no conclusion: at none of {points} points did any policy serve all requests and keep up with arrivals"
-            )
-        if len({policy for policy in self.plan.policies if policy != BOUND}) == 1:
-            single = (
-                f"{self._labelled(best['best'].iloc[0], '')} has no competitor; name several policies to compare them"
-            )
-            return "; ".join([single, *self._precision_remark()])
-        side = "highest" if measure in MORE_IS_BETTER else "lowest"
-        won = best[best["rivals"] > 0]
-        if len(won):
-            wins = won[["best", "identical"]].value_counts()
-            names = [self._labelled(str(policy), str(alike)) for policy, alike in wins.index.tolist()]
-            parts = [", ".join(f"{name} at {n}" for name, n in zip(names, wins, strict=True))]
-        else:
-            parts = ["no conclusion, since no policy had a competitor"]
-        if limit := self.plan.file.max_failed:
-            parts.append(f"policies are ranked if they failed at most {100 * limit:g} % of the requests")
-        parts += self._left_out_remarks(best)
-        if len(won) and self.runs["replication"].max() == 0:
-            parts.append("from one run each: ask for replications to see whether the differences hold")
-        elif len(won):
-            holds = int(won["holds"].sum())
-            parts.append(f"more than chance at {holds} of them, {self.level:.0%} each, by paired differences")
-        return "; ".join(
-            [f"{side} {measure} of {counted(points, 'point')}: {parts[0]}", *parts[1:], *self._precision_remark()]
-        )
-
-    def _left_out_remarks(self, best: pd.DataFrame) -> list[str]:
-        """Parts of the conclusion: at how many points policies were left out, and why."""
-        left_out, single = self._left_out, best[best["rivals"] == 0]
-        parts = []
-        for (policy, alike), rows in single.groupby(["best", "identical"], sort=False):
-            why = _reasons([left_out.get(number, {}) for number in rows["number"]])
-            winner = bool((best[best["rivals"] > 0]["best"] == policy).any())
-            name = self._labelled(str(policy), str(alike), known=winner)
-            parts.append(f"at {counted(len(rows), 'point')} {name} has no competitor{f' ({why})' if why else ''}")
-        ranked = set(best["number"])
-        compared = ranked - set(single["number"])
-        if none := [reasons for number, reasons in left_out.items() if number not in ranked]:
-            parts.append(f"at {counted(len(none), 'point')} every policy is left out ({_reasons(none)})")
-        if some := [reasons for number, reasons in left_out.items() if number in compared]:
-            parts.append(f"at {counted(len(some), 'point')} some policies are left out ({_reasons(some)})")
-        everywhere = {(number, policy): why for number, each in left_out.items() for policy, why in each.items()}
-        limit, included = limit_that_includes(everywhere)
-        if included:
-            parts.append(f"--max-failed {limit} would include {len(included):,} of the {len(everywhere):,} left out")
-        return parts
-
-    def _labelled(self, policy: str, alike: str, known: bool = False) -> str:
-        """The name of a policy with what must be known of it; ``known``: that it drops tokens has been said."""
-        labels = ["which drops tokens"] if policy in self.forgetful and not known else []
-        labels += [f"identical to {alike}"] if alike else []
-        return f"{policy} ({', '.join(labels)})" if labels else policy
-
-    def _precision_remark(self) -> list[str]:
-        """Part of the conclusion: where the stopping rule was not met, if anywhere."""
-        rule, missed = self.plan.file.stop, self.imprecise
-        if rule is None or not missed:
-            return []
-        groups = self.runs.groupby(["number", "policy"]).ngroups
-        return [
-            f"not within {100 * rule.within:g} % after {rule.most} runs: {missed} of {groups} pairs of point and policy"
-        ]
+        return conclude_sweep(self, self.measure if measure is None else measure_called(measure))
 
     def plot(self, *measures: str) -> Figure:
         """Draw measures (by default ``drawn``) over the axes, with a colour per policy and intervals.
@@ -421,21 +353,6 @@ class SweepResult:
             "best": _records(self.best()),
             "failures": _records(self.failures),
         }
-
-
-def _reasons(left_out: Iterable[Mapping[str, NotRanked]]) -> str:
-    """Policies by reason, such as ``paged, contiguous failed 2.0 to 5.0 % of the requests; ring is unstable``."""
-    by_reason: dict[str, list[tuple[str, float]]] = {}
-    for reasons in left_out:
-        for policy, reason in reasons.items():
-            why = "failed" if reason.failed_share else reason.why
-            by_reason.setdefault(why, []).append((policy, 100 * reason.failed_share))
-    parts = []
-    for why, found in by_reason.items():
-        low, high = (f"{pick(share for _, share in found):.1f}" for pick in (min, max))
-        shares = f" {low if low == high else f'{low} to {high}'} % of the requests" if found[0][1] else ""
-        parts.append(f"{', '.join(dict.fromkeys(policy for policy, _ in found))} {why}{shares}")
-    return "; ".join(parts)
 
 
 def _verdict(group: pd.DataFrame | None, failed: int) -> str:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
+import pickle
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import BrokenExecutor
-from contextlib import closing, contextmanager
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
+from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
 from typing import Any, TypeVar
 
 from kvsim.errors import UserError
-from kvsim.experiments.forked import ForkedWorkers, can_fork
 from kvsim.installation import install_extra
+from kvsim.scenario.scenario import Scenario
 from policies import PluginError
 from policies.plugins import loaded_files, reload_files
 
@@ -26,6 +32,27 @@ PluginFiles = tuple[tuple[str, str], ...]
 
 _CONNECT_S = 10
 """Seconds in which a dask scheduler must answer."""
+
+
+def can_fork() -> bool:
+    """Whether forking this process is safe.
+
+    It is on Linux, while no other thread runs, which might hold a lock that is never released in the child, and where
+    this process may have children at all.
+    """
+    alone = threading.active_count() == 1
+    return sys.platform == "linux" and alone and not multiprocessing.current_process().daemon
+
+
+def preload(scenarios: Iterable[Scenario]) -> None:
+    """Import here what runs of these scenarios need, rather than in each process that is forked from this one."""
+    if not can_fork():
+        return
+    from kvsim.simulation.run import build_policy
+
+    for scenario in {scenario.cache.policy: scenario for scenario in scenarios}.values():
+        with suppress(UserError):  # The run itself will say so.
+            build_policy(scenario)
 
 
 def usable_processors() -> int:
@@ -80,22 +107,64 @@ def _in_processes(work: Callable[[Job], Done], jobs: Sequence[Job], count: int, 
 def _in_forks(
     work: Callable[[Job], Done], jobs: Sequence[Job], count: int, ordered: bool
 ) -> Generator[Done, None, None]:
-    """In processes that have what this one has imported and loaded, its plug-ins included."""
+    """In processes forked from this one: they start in milliseconds, with all that is imported and loaded here."""
     _thread_pools()  # Looked for once, here.
-    prepare = partial(_prepare_worker, os.getpid())
-    with _children_ignoring_interrupts():
-        workers = ForkedWorkers(partial(_with_one_thread, work), jobs, count, prepare)
-    with closing(workers):
-        early: dict[int, Done] = {}
-        due = 0
-        for number, value in workers.done():
-            if not ordered:
-                yield value
-                continue
-            early[number] = value
-            while due in early:
-                yield early.pop(due)
-                due += 1
+    begin = (os.getpid(), partial(_with_one_thread, work), jobs)
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), _begin_fork, begin)
+    try:
+        futures = _submitted(pool, len(jobs))
+        if ordered:
+            while futures:
+                yield futures.popleft().result()
+        else:
+            done = as_completed(futures)
+            futures = deque()  # No value is kept once it has been yielded.
+            yield from (future.result() for future in done)
+    finally:
+        # What still runs is no longer wanted.
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        pool.shutdown(cancel_futures=True)
+
+
+def _submitted(pool: ProcessPoolExecutor, n_jobs: int) -> deque[Future[Any]]:
+    """All jobs as futures; the processes start with the first of them."""
+    try:
+        with _children_ignoring_interrupts():
+            return deque(pool.submit(_do, number) for number in range(n_jobs))
+    except OSError:
+        raise BrokenExecutor("no more processes") from None
+
+
+_forked: tuple[Callable[[Any], Any], Sequence[Any]]
+"""In a forked process, what it does, and all jobs: a fork has both, so only numbers of jobs are sent to it."""
+
+
+def _begin_fork(parent: int, work: Callable[[Any], Any], jobs: Sequence[Any]) -> None:
+    global _forked
+    _forked = work, jobs
+    # What the parent had is neither searched for garbage nor, for that, copied.
+    gc.freeze()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _prepare_worker(parent)
+
+
+def _do(number: int) -> Any:
+    work, jobs = _forked
+    try:
+        return work(jobs[number])
+    except Exception as e:
+        if _can_be_sent(e):
+            raise
+        raise RuntimeError("".join(traceback.format_exception_only(e)).strip()) from None
+
+
+def _can_be_sent(error: Exception) -> bool:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return False
+    return True
 
 
 def _in_loky(
@@ -115,7 +184,8 @@ def _in_loky(
 
 def _on_dask(work: Callable[[Job], Done], jobs: Sequence[Job], address: str) -> Iterator[Done]:
     try:
-        from distributed import Client, KilledWorker, as_completed
+        from distributed import Client, KilledWorker
+        from distributed import as_completed as completed
     except ImportError:
         raise UserError(f"dask is not installed; install it with: {install_extra('dask')}") from None
     try:
@@ -126,7 +196,7 @@ def _on_dask(work: Callable[[Job], Done], jobs: Sequence[Job], address: str) -> 
     with client:
         futures = client.map(partial(_with_plugins, loaded_files(), partial(_with_one_thread, work)), jobs, pure=False)
         try:
-            for future in as_completed(futures, loop=client.loop):
+            for future in completed(futures, loop=client.loop):
                 yield future.result()
         except KilledWorker:
             raise UserError(f"{address}: workers die during these runs, perhaps because memory ran out") from None

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure, SubFigure
 
+from kvsim.experiments.ranking import BOUND
 from kvsim.experiments.sweep_file import Span, SweepFile
-from kvsim.experiments.verdict import BOUND
 
 _MOST_PANELS = 6
 _MARKERS = "osD^vPX*"

@@ -53,8 +53,8 @@ def _of_policy(scenario: Scenario) -> Iterator[str]:
     counts = cache.policy in _BY_LIMIT or (cache.admission != "as-it-fits" and "admission" in parameters)
     if counts and scenario.workload.max_output_tokens is None:
         yield (
-            "assumed where the limits that clients state count: none is stated (workload.max_output_tokens), so that a "
-            f"sequence may hold {scenario.slot_context:,} tokens"
+            "assumed where requests state no limit of output (workload.max_output_tokens): a sequence may hold "
+            f"{scenario.slot_context:,} tokens"
         )
 
 

@@ -34,9 +34,8 @@ from kvsim.advice.recommend.trials import (
     TrialRun,
     most_doublings,
 )
-from kvsim.experiments.preload import preload
 from kvsim.experiments.traffic import Traffic
-from kvsim.experiments.workers import Done, Job, map_unordered
+from kvsim.experiments.workers import Done, Job, map_unordered, preload
 from kvsim.model.memory_shapes import MemoryShape
 
 RecommendProgress = Callable[[int, int, int], None]

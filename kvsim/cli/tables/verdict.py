@@ -6,7 +6,8 @@ from rich.console import Console
 
 from kvsim.cli.tables.formats import new_table
 from kvsim.experiments.interval_text import from_to, plus_minus
-from kvsim.experiments.verdict import BOUND, Verdict
+from kvsim.experiments.ranking import BOUND
+from kvsim.experiments.verdict import Verdict
 
 _HEADS = {
     "e2e_mean": "e2e mean",

@@ -17,7 +17,8 @@ from kvsim.experiments.measures import (
     share_of_requests,
     whole_run_measures,
 )
-from kvsim.experiments.verdict import judge, pareto, rank
+from kvsim.experiments.ranking import pareto, rank
+from kvsim.experiments.verdict import judge
 from tests.worlds import command
 
 
@@ -50,12 +51,12 @@ def test_a_difference_that_holds_has_its_interval():
     assert verdict.from_bound["a"].value == pytest.approx(1)
 
 
-def test_a_difference_that_may_be_chance_gives_no_single_best():
+def test_a_difference_that_may_be_chance_gives_no_clear_best():
     noise = np.array([0.2, -0.2, 0.1, -0.15, 0.1])
     line = judge({"a": given(*COMMON), "b": given(*(COMMON + noise)), "c": given(*(3 * COMMON))}).line
     assert line == (
-        "no single best: a has the lowest mean end-to-end latency of all policies, but 5 replications cannot "
-        "distinguish it from b; all others are slower"
+        "no clear best: a has the lowest mean end-to-end latency of all policies, but b (0.9 % slower) may be as "
+        "fast: 5 replications cannot tell them apart; every other policy is slower by more than chance"
     )
 
 
@@ -75,7 +76,7 @@ def test_policies_that_failed_few_requests_can_be_ranked():
         "requests: 50 % below b; left out: c failed 200 of 400 requests (50.0 %); "
         "this is one run: ask for --replications 5 to see whether the differences hold"
     )
-    assert asked.not_ranked == {"c": "failed 200 of 400 requests (50.0 %)"}
+    assert asked.to_dict()["not_ranked"] == {"c": "failed 200 of 400 requests (50.0 %)"}
     assert (asked.front, asked.failing) == (("a",), ("a", "c"))
     assert "left out: a failed 16 of 400 requests (4.0 %), c failed" in judge(runs).line
     assert "; --max-failed 4% would include a" in judge(runs).line
@@ -174,7 +175,7 @@ def test_unstable_policies_are_not_ranked():
 @pytest.mark.parametrize(
     ("runs", "line"),
     [
-        ({"a": given(1.0, requests=10), "b": given(2.0)}, "too short: 10 requests can say little about latency"),
+        ({"a": given(1.0, requests=10), "b": given(2.0)}, "too short: 10 requests say little about latency"),
         ({"a": given(1.0, 1.0, too_short=1), "b": given(2.0, 2.1)}, "too short: under a latencies do not settle"),
         ({"a": given(1.0)}, "a has no competitor: there is nothing to compare it with"),
         ({"a": given(1.0, failed_share=0.5)}, "no conclusion: every policy failed requests"),

@@ -335,8 +335,8 @@ def test_a_policy_is_explained_with_its_engines_defaults(name):
         (
             "no-evict",
             {},
-            "assumed where the limits that clients state count: none is stated (workload.max_output_tokens), so that a "
-            "sequence may hold 512 tokens",
+            "assumed where requests state no limit of output (workload.max_output_tokens): a sequence may hold 512 "
+            "tokens",
         ),
         ("no-evict", {"workload__max_output_tokens": 200}, None),
         ("paged", {}, None),
