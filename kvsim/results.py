@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UserError
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -22,13 +26,47 @@ def writable(folder: str | Path) -> Path:
     return target
 
 
-def save_picture(path: Path, draw: Callable[[], Figure] | None) -> list[Path]:
-    """Draw a picture to a file, and return the file; with nothing to draw, remove the one of earlier results.
+@dataclass(frozen=True)
+class ResultsFolder:
+    """A folder, and what has been written to it. All methods raise ``OSError``."""
 
-    That one would pass for a picture of the results it stands beside. Raises ``OSError``.
-    """
-    if draw is None:
-        path.unlink(missing_ok=True)
-        return []
-    draw().savefig(path, dpi=130)
-    return [path]
+    path: Path
+    written: list[Path] = field(default_factory=list)
+
+    def add(self, name: str) -> Path:
+        """Return the path of a file that is about to be written."""
+        self.written.append(self.path / name)
+        return self.written[-1]
+
+    def text(self, name: str, text: str) -> None:
+        """Write a text."""
+        self.add(name).write_text(text, encoding="utf-8")
+
+    def json(self, name: str, value: Any) -> None:
+        """Write a value as JSON."""
+        self.text(name, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+    def table(self, name: str, table: pd.DataFrame, *, index: bool = False) -> None:
+        """Write a table as CSV."""
+        table.to_csv(self.add(name), index=index)
+
+    def picture(self, name: str, draw: Callable[[], Figure | None] | None, dpi: int = 130) -> None:
+        """Draw a picture to a file; with nothing to draw, remove the one of earlier results.
+
+        That one would pass for a picture of the results it stands beside.
+        """
+        figure = None if draw is None else draw()
+        if figure is None:
+            (self.path / name).unlink(missing_ok=True)
+        else:
+            figure.savefig(self.add(name), dpi=dpi)
+
+
+@contextmanager
+def results_folder(folder: str | Path) -> Iterator[ResultsFolder]:
+    """Write results to a folder, which is made unless it exists. Raises ``UserError`` if that is not possible."""
+    out = ResultsFolder(writable(folder))
+    try:
+        yield out
+    except OSError as e:
+        raise UserError(f"{out.path}: cannot write results: {e.strerror or e}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -15,7 +14,7 @@ from kvsim.experiments.policy_code import plugins_used
 from kvsim.experiments.shared_warnings import share_warnings
 from kvsim.experiments.verdict import Verdict, judge
 from kvsim.experiments.workers import map_ordered
-from kvsim.results import writable
+from kvsim.results import ResultsFolder, results_folder
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.failures import sum_failures
 from kvsim.simulation.inferred_text import inferred_lines
@@ -169,47 +168,34 @@ class Comparison:
 
         Raises ``UserError``.
         """
-        target = writable(folder)
-        try:
-            if (target / "comparison.json").is_file():
-                for earlier in [file for pattern in _OF_AN_EARLIER_ONE for file in target.glob(pattern)]:
+        with results_folder(folder) as out:
+            if (out.path / "comparison.json").is_file():
+                for earlier in [file for pattern in _OF_AN_EARLIER_ONE for file in out.path.glob(pattern)]:
                     earlier.unlink()
-            written = [target / "comparison.json", target / "comparison.csv", target / "scenario.toml"]
-            written[0].write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-            self.table.to_csv(written[1])
-            written[2].write_text(self.scenario.to_toml(), encoding="utf-8")
+            out.json("comparison.json", self.to_dict())
+            out.table("comparison.csv", self.table, index=True)
+            out.text("scenario.toml", self.scenario.to_toml())
             for result in self.results:
-                written.append(target / f"requests-{result.policy}.csv")
-                result.requests.to_csv(written[-1], index=False)
+                out.table(f"requests-{result.policy}.csv", result.requests)
             if self.replications > 1:
-                written.append(target / "replications.csv")
-                self.replications_table.to_csv(written[-1], index=False)
+                out.table("replications.csv", self.replications_table)
             if plots:
-                written += self.plot_to(target)
-        except OSError as e:
-            raise UserError(f"{target}: cannot write results: {e.strerror}") from None
-        return written
+                self.plot_to(out)
+        return out.written
 
-    def plot_to(self, target: Path) -> list[Path]:
-        """Write the figures and, where snapshots were kept, those of the cells to a folder; return the files.
-
-        Raises ``OSError``.
-        """
+    def plot_to(self, out: ResultsFolder) -> None:
+        """Write the figures and, where snapshots were kept, those of the cells. Raises ``OSError``."""
         from kvsim.reports.plots import cell_maps_figure
         from kvsim.simulation.snapshots import FILE, save_snapshots
 
-        written = [target / "comparison.png", target / "pareto.png"]
-        self.plot().savefig(written[0], dpi=130)
-        self.plot_pareto().savefig(written[1], dpi=130)
+        out.picture("comparison.png", self.plot)
+        out.picture("pareto.png", self.plot_pareto)
         with_snapshots = [result for result in self.results if result.frames]
         if with_snapshots:
-            written += [target / "cells.png", target / FILE]
-            cell_maps_figure(with_snapshots).savefig(written[-2], dpi=110)
-            save_snapshots(written[-1], [(result.policy, result.frames) for result in with_snapshots])
+            out.picture("cells.png", partial(cell_maps_figure, with_snapshots), dpi=110)
+            save_snapshots(out.add(FILE), [(result.policy, result.frames) for result in with_snapshots])
         for result in with_snapshots:
-            written.append(target / f"cells-{result.policy}.png")
-            cell_maps_figure([result]).savefig(written[-1], dpi=110)
-        return written
+            out.picture(f"cells-{result.policy}.png", partial(cell_maps_figure, [result]), dpi=110)
 
 
 def compare(

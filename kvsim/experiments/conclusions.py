@@ -147,7 +147,7 @@ def conclude_sweep(sweep: SweepResult, measure: str) -> str:
     best, level = sweep.best(measure), f"{100 * sweep.level:g} %"
     points = counted(len({point.number for point in sweep.plan.points}), "point")
     if not len(best):
-        return f"no conclusion: at none of {points} did any policy serve all requests and keep up with arrivals"
+        return f"no conclusion: no policy served all requests and kept up with arrivals ({points})"
     parts = []
     won = best[best["rivals"] > 0]
     if len({policy for policy in sweep.plan.policies if policy != BOUND}) == 1:

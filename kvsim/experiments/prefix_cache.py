@@ -19,7 +19,7 @@ import numpy as np
 
 from kvsim.errors import UserError
 from kvsim.experiments.workers import map_ordered
-from kvsim.results import writable
+from kvsim.results import results_folder
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES, InfiniteCache, Lookup, hit_rate
 from kvsim.scenario.scenario import Scenario, load_scenario
 from policies import EVICTIONS, Eviction
@@ -119,14 +119,10 @@ class PrefixStudy:
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the table and the figure to a folder and return the files. Raises ``UserError``."""
-        target = writable(folder)
-        written = [target / "prefix-cache.csv", target / "prefix-cache.png"]
-        try:
-            self.table.to_csv(written[0], index=False)
-            self.plot().savefig(written[1], dpi=130)
-        except OSError as e:
-            raise UserError(f"{target}: cannot write results: {e.strerror}") from None
-        return written
+        with results_folder(folder) as out:
+            out.table("prefix-cache.csv", self.table)
+            out.picture("prefix-cache.png", self.plot)
+        return out.written
 
 
 def prefix_cache(

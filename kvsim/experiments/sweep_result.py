@@ -28,7 +28,7 @@ from kvsim.experiments.ranking import (
 from kvsim.experiments.shared_warnings import share_warnings
 from kvsim.experiments.store import Row, written_names
 from kvsim.experiments.sweep_file import SweepPlan
-from kvsim.results import save_picture, writable
+from kvsim.results import results_folder
 from kvsim.scenario.assumptions import assumptions
 from kvsim.simulation.failures import failure_lines
 
@@ -316,20 +316,16 @@ class SweepResult:
         failed, and with ``plots`` ``sweep.png``; if the store is not called ``sweep.sqlite``, they contain its name
         instead (``store.written_names``). Raises ``UserError``.
         """
-        target = writable(self.store.parent if folder is None else folder)
         names = written_names(self.store)
-        tables = {names["csv"]: self.table, names["runs"]: self.runs, names["best"]: self.best()}
-        if len(self.failures):
-            tables[names["failures"]] = self.failures
-        written = [target / name for name in (names["json"], *tables)]
-        try:
-            text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-            written[0].write_text(text + "\n", encoding="utf-8")
-            for name, table in tables.items():
-                table.to_csv(target / name, index=False)
-            return written + save_picture(target / names["png"], self.plot if plots else None)
-        except OSError as e:
-            raise UserError(f"{target}: cannot write results: {e.strerror}") from None
+        with results_folder(self.store.parent if folder is None else folder) as out:
+            out.json(names["json"], self.to_dict())
+            out.table(names["csv"], self.table)
+            out.table(names["runs"], self.runs)
+            out.table(names["best"], self.best())
+            if len(self.failures):
+                out.table(names["failures"], self.failures)
+            out.picture(names["png"], self.plot if plots else None)
+        return out.written
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""

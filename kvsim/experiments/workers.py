@@ -156,7 +156,8 @@ def _do(number: int) -> Any:
     except Exception as e:
         if _can_be_sent(e):
             raise
-        raise RuntimeError("".join(traceback.format_exception_only(e)).strip()) from None
+        said = "".join(traceback.format_exception_only(e)).strip()
+    raise RuntimeError(said)
 
 
 def _can_be_sent(error: Exception) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UserError
+from kvsim.results import results_folder
 from kvsim.simulation.result import Result
 
 ShareDone = Callable[[float], None]
@@ -35,10 +36,8 @@ def draw_again(folder: Path, saved: dict[str, Any], target: Path, progress: Shar
     )
     if len(found.results) != len(runs) or not all(map(_alike, runs, found.results)):
         raise UserError("repeated with this version, the runs have other results")
-    try:
-        found.plot_to(target)
-    except OSError as e:
-        raise UserError(f"{target}: cannot write pictures: {e.strerror}") from None
+    with results_folder(target) as out:
+        found.plot_to(out)
 
 
 def _alike(run: dict[str, Any], result: Result) -> bool:

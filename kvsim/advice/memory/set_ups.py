@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UserError, no_such
 from kvsim.model.engine_shapes import STORAGES, Storage, gguf_path, shape_of
-from kvsim.results import writable
+from kvsim.results import results_folder
 from real_engine.footprint import Footprint, SetUp, available_bytes, estimate, measure
 
 if TYPE_CHECKING:
@@ -135,15 +135,11 @@ class MemoryReport:
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the tables and the figure to a folder and return the files. Raises ``UserError``."""
-        target = writable(folder)
-        written = [target / "memory.csv", target / "memory-stages.csv", target / "memory.png"]
-        try:
-            self.table.to_csv(written[0])
-            self.stages.to_csv(written[1], index=False)
-            self.plot().savefig(written[2], dpi=130)
-        except OSError as e:
-            raise UserError(f"{target}: cannot write results: {e.strerror}") from None
-        return written
+        with results_folder(folder) as out:
+            out.table("memory.csv", self.table, index=True)
+            out.table("memory-stages.csv", self.stages)
+            out.picture("memory.png", self.plot)
+        return out.written
 
 
 def memory(

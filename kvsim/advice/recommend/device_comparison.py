@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +12,14 @@ import numpy as np
 from kvsim.advice.memory.engine_flags import command_line, flags_dict
 from kvsim.advice.recommend.finalists import Finalist, Verdict
 from kvsim.advice.recommend.memory_answer import MemoryAnswer
-from kvsim.advice.recommend.question import Question, write_answer
+from kvsim.advice.recommend.question import Question
 from kvsim.advice.recommend.recommendation import Recommendation
 from kvsim.advice.recommend.trials import TrialOutcome
 from kvsim.costs.devices import device_named
 from kvsim.experiments.estimates import UNKNOWN, Interval
 from kvsim.experiments.interval_text import plain
 from kvsim.experiments.traffic import OfferedLoad
+from kvsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -262,19 +262,10 @@ class DeviceComparison(Question):
 
         return device_comparison_figure(self.to_dict())
 
-    def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
-        """Write all results to a folder and return the files.
-
-        They are ``recommendation.json``, ``recommendation.csv`` (``table``), ``candidates.csv``, with ``plots``
-        ``recommendation.png``, and the best scenario of each device, ``best-rtx4090.toml`` and so on. Raises
-        ``UserError``.
-        """
-        scenarios = (
-            (_scenario_file(answer), found.scenario_of(answer.best))
-            for answer, found in self._with_times
-            if answer.best is not None
-        )
-        return write_answer(self, folder, scenarios, plots=plots)
+    @property
+    def scenarios(self) -> dict[str, Scenario]:
+        """The best scenario of each device, ``best-rtx4090.toml`` and so on."""
+        return {_scenario_file(a): each.scenario_of(a.best) for a, each in self._with_times if a.best is not None}
 
     def _device(self, answer: DeviceAnswer) -> dict[str, Any]:
         best, served, largest = answer.best, answer.served, answer.largest

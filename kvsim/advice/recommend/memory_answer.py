@@ -5,23 +5,20 @@ No latency, load or verdict: only how many requests of the traffic's lengths the
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.advice.memory.engine_flags import Flags, command_line, flags_dict, largest_fit_flags
 from kvsim.advice.memory.flag_effects import Effect, effects
 from kvsim.advice.memory.ollama import OllamaSettings, ollama_settings
-from kvsim.advice.recommend.question import Question, remove_earlier
+from kvsim.advice.recommend.question import Question
 from kvsim.costs.memory_plan import Plan, default_batch, plan
 from kvsim.costs.memory_settings import CONTEXT_UNIT, ENGINE_TITLES, PLAN_ENGINES, Engine
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import MemoryShape
 from kvsim.model.storage_types import format_size
-from kvsim.results import writable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -219,18 +216,3 @@ class MemoryAnswer(Question):
             ],
             "limits": self.limits,
         }
-
-    def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
-        """Write ``recommendation.json`` and ``recommendation.csv`` (``table``) to a folder and return the files.
-
-        There is nothing to draw. Raises ``UserError``.
-        """
-        target = writable(folder)
-        written = [target / "recommendation.json", target / "recommendation.csv"]
-        try:
-            remove_earlier(target)
-            written[0].write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            self.table.to_csv(written[1], index=False)
-        except OSError as e:
-            raise UserError(f"{target}: cannot write results: {e.strerror}") from None
-        return written

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvsim.advice.recommend.slo import Bound, Slo
 from kvsim.costs.devices import devices
 from kvsim.costs.profile import Profile
-from kvsim.errors import UserError
 from kvsim.experiments.traffic import Traffic
-from kvsim.results import save_picture, writable
+from kvsim.results import results_folder
 from kvsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -83,6 +80,46 @@ class Question:
             },
         }
 
+    @property
+    def table(self) -> pd.DataFrame:
+        """The answer, one row for each setting, engine or device."""
+        raise NotImplementedError
+
+    @property
+    def candidates(self) -> pd.DataFrame | None:
+        """All settings that were searched, and what became of each; None if none were."""
+        return None
+
+    @property
+    def scenarios(self) -> dict[str, Scenario]:
+        """The scenarios of the best settings, by the names of their files."""
+        return {}
+
+    def plot(self) -> Figure | None:
+        """Draw the answer; None if there is nothing to draw."""
+        return None
+
+    def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
+        """Write all results to a folder and return the files.
+
+        They are ``recommendation.json``, ``recommendation.csv`` (``table``) and, where settings were searched,
+        ``candidates.csv``, ``recommendation.png`` with ``plots``, and ``scenarios``. Raises ``UserError``.
+        """
+        answer, searched = self.to_dict(), self.candidates
+        with results_folder(folder) as out:
+            # Nothing there may be of another answer.
+            if (out.path / "recommendation.json").is_file():
+                for file in (out.path / "candidates.csv", *_best(out.path)):
+                    file.unlink(missing_ok=True)
+            out.json("recommendation.json", answer)
+            out.table("recommendation.csv", self.table)
+            if searched is not None:
+                out.table("candidates.csv", searched)
+            out.picture("recommendation.png", self.plot if plots else None)
+            for name, scenario in self.scenarios.items():
+                out.text(name, scenario.to_toml())
+        return out.written
+
 
 def _profile(profile: Profile) -> dict[str, str]:
     return {"name": profile.name, "model": profile.model, "described": profile.describe()}
@@ -96,63 +133,6 @@ def _bound(bound: Bound) -> dict[str, Any]:
         "text": bound.text or None,
         "asked": bool(bound.text),
     }
-
-
-class Searched(Protocol):
-    """An answer for which settings were searched."""
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """The answer, one row for each setting or device."""
-        ...
-
-    @property
-    def candidates(self) -> pd.DataFrame:
-        """All settings, and what became of each."""
-        ...
-
-    def to_dict(self) -> dict[str, Any]:
-        """The object that ``--json`` prints."""
-        ...
-
-    def plot(self) -> Figure:
-        """Draw the answer."""
-        ...
-
-
-def write_answer(
-    answer: Searched, folder: str | Path, scenarios: Iterable[tuple[str, Scenario]], *, plots: bool
-) -> list[Path]:
-    """Write an answer, with ``plots`` drawn too, and its best scenarios by name to a folder; return the files.
-
-    Raises ``UserError`` if they cannot be written.
-    """
-    target = writable(folder)
-    names = ["recommendation.json", "recommendation.csv", "candidates.csv"]
-    written = [target / name for name in names]
-    try:
-        text = json.dumps(answer.to_dict(), indent=1, allow_nan=False)
-        remove_earlier(target)
-        written[0].write_text(text + "\n", encoding="utf-8")
-        answer.table.to_csv(written[1], index=False)
-        answer.candidates.to_csv(written[2], index=False)
-        written += save_picture(target / "recommendation.png", answer.plot if plots else None)
-        for name, scenario in scenarios:
-            written.append(target / name)
-            written[-1].write_text(scenario.to_toml(), encoding="utf-8")
-    except OSError as e:
-        raise UserError(f"{target}: cannot write results: {e.strerror}") from None
-    return written
-
-
-def remove_earlier(folder: Path) -> None:
-    """Remove what an earlier recommendation left in its folder, so that nothing there is of another answer.
-
-    Raises ``OSError``.
-    """
-    if (folder / "recommendation.json").is_file():
-        for file in (folder / "candidates.csv", folder / "recommendation.png", *_best(folder)):
-            file.unlink(missing_ok=True)
 
 
 def _best(folder: Path) -> list[Path]:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from kvsim.advice.memory.ollama import OllamaSettings, ollama_settings
 from kvsim.advice.recommend.candidates import REASONS, SearchSpace, measured_engine, profile_target
 from kvsim.advice.recommend.families import measured_range
 from kvsim.advice.recommend.finalists import RULE, Finalist, RuledOut, TopTwo
-from kvsim.advice.recommend.question import Question, write_answer
+from kvsim.advice.recommend.question import Question
 from kvsim.advice.recommend.trials import MOST_DOUBLINGS, most_doublings
 from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
 from kvsim.errors import counted
@@ -297,14 +296,10 @@ class Recommendation(Question):
 
         return recommendation_figure(self.to_dict())
 
-    def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
-        """Write all results to a folder and return the files.
-
-        They are ``recommendation.json``, ``recommendation.csv`` (``table``), ``candidates.csv``, with ``plots``
-        ``recommendation.png``, and a scenario for each finalist, ``best-1.toml`` and so on. Raises ``UserError``.
-        """
-        scenarios = ((f"best-{place}.toml", self.scenario_of(f)) for place, f in enumerate(self.best, 1))
-        return write_answer(self, folder, scenarios, plots=plots)
+    @property
+    def scenarios(self) -> dict[str, Scenario]:
+        """A scenario for each finalist, ``best-1.toml`` and so on."""
+        return {f"best-{place}.toml": self.scenario_of(f) for place, f in enumerate(self.best, 1)}
 
     def scenario_of(self, finalist: Finalist) -> Scenario:
         """Return a scenario that reproduces the finalist's first replication at the load asked about."""

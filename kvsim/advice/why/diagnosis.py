@@ -14,7 +14,7 @@ from kvsim.advice.why.remedies import FAILURES, REMEDIES, Remedy
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError, counted
 from kvsim.experiments.estimates import t_quantile
-from kvsim.results import save_picture, writable
+from kvsim.results import results_folder
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.failures import failure_lines
 from kvsim.simulation.job import FailureKind
@@ -281,13 +281,10 @@ class Diagnosis:
 
     def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
         """Write why.csv and, with ``plots``, why.png to a folder and return the files. Raises ``UserError``."""
-        target = writable(folder)
-        table = target / "why.csv"
-        try:
-            table.write_text(self.completed.to_csv(), encoding="utf-8")
-            return [*save_picture(target / "why.png", self.plot if plots else None), table]
-        except OSError as e:
-            raise UserError(f"{target}: cannot write results: {e.strerror}") from None
+        with results_folder(folder) as out:
+            out.picture("why.png", self.plot if plots else None)
+            out.text("why.csv", self.completed.to_csv())
+        return out.written
 
 
 def why(

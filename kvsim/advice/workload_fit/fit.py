@@ -13,7 +13,7 @@ import numpy as np
 
 import workloads
 from kvsim.errors import UserError
-from kvsim.results import writable
+from kvsim.results import results_folder
 from kvsim.scenario.prefixes import InfiniteCache
 from kvsim.scenario.workload_sections import AnyWorkload
 from workloads.fitting.fits import Candidate, fit_gaps, fit_lengths, quantiles_of
@@ -160,15 +160,11 @@ class WorkloadFit:
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the section, the candidates and the figure to a folder and return the files. Raises ``UserError``."""
-        target = writable(folder)
-        written = [target / "workload.toml", target / "candidates.csv", target / "workload.png"]
-        try:
-            written[0].write_text(self.to_toml(), encoding="utf-8")
-            self.table.to_csv(written[1], index=False)
-            self.plot().savefig(written[2], dpi=120)
-        except OSError as e:
-            raise UserError(f"{target}: cannot write results: {e.strerror}") from None
-        return written
+        with results_folder(folder) as out:
+            out.text("workload.toml", self.to_toml())
+            out.table("candidates.csv", self.table)
+            out.picture("workload.png", self.plot, dpi=120)
+        return out.written
 
 
 def describe_stream(workload: workloads.Workload, block_size: int) -> Statistics:
