@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import json
-import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +10,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import (
     AfterValidator,
-    Discriminator,
     Field,
     NonNegativeInt,
-    Tag,
     ValidationError,
     field_validator,
     model_validator,
@@ -30,6 +23,7 @@ from pydantic_core import ErrorDetails
 from kvsim.costs.profile import load_profile
 from kvsim.errors import UserError, choices, no_such, unknown
 from kvsim.experiments.measures import NEED_OBJECTIVES, Objectives, measure_called, share_of_requests
+from kvsim.experiments.sweep_design import AXIS_ACCEPTED, Axis, Scalar, Span, count_settings, lay_out, listed
 from kvsim.scenario.device_defaults import table_on
 from kvsim.scenario.scenario import Scenario, check_name, name_of, read, read_toml, set_key, validated
 from kvsim.scenario.section import Section
@@ -41,67 +35,13 @@ MOST_RUNS = 100_000
 _MOST_REQUESTS = 10**9
 """Maximum number of requests in one run."""
 
-Scalar = bool | int | float | str
-
 _ACCEPTED = {
-    "axes": "a list of numbers, words, true or false, or { from, to, steps, scale }",
+    "axes": AXIS_ACCEPTED,
     "policies": 'a list of policies or "all"',
     "show": 'a list of measures, such as ["ttft_p99", "tpot_p99"]',
     "warmup": '"mser-5", "none" or a number of requests',
 }
 """What is accepted by keys that take values of several types."""
-
-
-def _scalar(value: Any) -> Any:
-    if not isinstance(value, Scalar) or value in (math.inf, -math.inf) or value != value:
-        raise ValueError(f"accepted: {_ACCEPTED['axes']}, got {value!r:.60}")
-    return value
-
-
-def _listed(axis: Any) -> Any:
-    """Convert an axis given from Python to the types that a file would have."""
-    if isinstance(axis, np.ndarray):
-        return axis.tolist()
-    if isinstance(axis, list | tuple | range):
-        return [value.item() if isinstance(value, np.generic) else value for value in axis]
-    return axis
-
-
-class Span(Section):
-    """The values between two ends: ``steps`` of them in a grid, otherwise those that the design draws."""
-
-    start: Annotated[int | float, Field(alias="from")]
-    to: int | float
-    steps: Annotated[int, Field(ge=2, le=10_000)] | None = None
-    scale: Literal["linear", "log"] = "linear"
-
-    @model_validator(mode="after")
-    def _rises(self) -> Span:
-        if self.start >= self.to:
-            raise ValueError(f"from ({self.start}) must lie below to ({self.to})")
-        if self.scale == "log" and self.start <= 0:
-            raise ValueError(f'scale = "log" begins above 0, not at {self.start}')
-        return self
-
-    def at(self, shares: NDArray[np.float64]) -> list[float]:
-        """Return the values at the given shares of the range; shape (n,), between 0 and 1."""
-        if self.scale == "log":
-            values = self.start * (self.to / self.start) ** shares
-        else:
-            values = self.start + (self.to - self.start) * shares
-        return [float(value) for value in np.clip(values, self.start, self.to)]
-
-    @property
-    def whole(self) -> bool:
-        """Whether both ends are integers."""
-        return isinstance(self.start, int) and isinstance(self.to, int)
-
-
-Axis = Annotated[
-    Annotated[list[Annotated[Any, AfterValidator(_scalar)]], Field(min_length=1), Tag("list")]
-    | Annotated[Span, Tag("span")],
-    Discriminator(lambda value: "span" if isinstance(value, dict | Span) else "list"),
-]
 
 
 class StopRule(Section):
@@ -146,7 +86,7 @@ class SweepFile(Section):
     @classmethod
     def _measures(cls, show: Any) -> Any:
         """Split names at commas, and write short names out."""
-        names = [name.strip() for name in show.split(",")] if isinstance(show, str) else _listed(show)
+        names = [name.strip() for name in show.split(",")] if isinstance(show, str) else listed(show)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             return names
         return list(dict.fromkeys(measure_called(name) for name in names))
@@ -162,7 +102,7 @@ class SweepFile(Section):
         """Convert tuples, ranges and arrays to lists of plain numbers, and former names of policies to current ones."""
         if not isinstance(axes, dict):
             return axes
-        plain = {key: _listed(axis) for key, axis in axes.items()}
+        plain = {key: listed(axis) for key, axis in axes.items()}
         if isinstance(names := plain.get("cache.policy"), list):
             plain["cache.policy"] = [current_name(name) if isinstance(name, str) else name for name in names]
         return plain
@@ -293,10 +233,10 @@ def plan_sweep(
         raise UserError(f"{label}: seed: {own.seed} leaves no room for further replications' seeds")
     file, factories = _with_names(file, callables, label, own)
     names = _policies(file, label, own, factories)
-    runs = _size(file, own) * len(names) * file.replications
+    runs = count_settings(file.axes, file.points, own) * len(names) * file.replications
     if runs > MOST_RUNS:
         raise UserError(f"{label}: {runs:,} runs; at most {MOST_RUNS:,} are accepted")
-    settings = _design(file, own)
+    settings = lay_out(file.axes, file.design, file.points, own)
     # What is wrong for every run is reported once, here.
     if not any(key.startswith(("workload.", "machine.")) for key in file.axes):
         own.build_workload()
@@ -432,70 +372,6 @@ def _policies(file: SweepFile, label: str, base: Scenario, factories: Mapping[st
             why = why_left_out(name) or no_such("policy", name, known)
             raise UserError(f"{label}: policies: {why}")
     return list(dict.fromkeys(file.policies)) if file.policies else [None]
-
-
-def _size(file: SweepFile, base: Scenario) -> int:
-    """Number of settings; for a drawn design an upper bound."""
-    if file.points is not None:
-        return file.points
-    columns = (_grid(axis, _is_whole(base, key, axis)) for key, axis in file.axes.items())
-    return math.prod(len({json.dumps(value) for value in column}) for column in columns)
-
-
-def _design(file: SweepFile, base: Scenario) -> list[dict[str, Scalar]]:
-    """The distinct settings, in the order of the design."""
-    keys = list(file.axes)
-    if file.design == "grid":
-        columns = [_grid(axis, _is_whole(base, key, axis)) for key, axis in file.axes.items()]
-        rows: Iterator[tuple[Scalar, ...]] = itertools.product(*columns)
-    else:
-        assert file.points is not None
-        shares = _shares(file.design, len(keys), file.points, base.seed)
-        columns = [
-            _drawn(axis, _is_whole(base, key, axis), shares[:, i]) for i, (key, axis) in enumerate(file.axes.items())
-        ]
-        rows = zip(*columns, strict=True)
-    # Rounding to whole numbers may have made some equal.
-    distinct = {json.dumps(row): row for row in rows}
-    return [dict(zip(keys, row, strict=True)) for row in distinct.values()]
-
-
-def _grid(axis: list[Any] | Span, whole: bool) -> list[Scalar]:
-    if not isinstance(axis, Span):
-        return axis
-    assert axis.steps is not None
-    return _drawn(axis, whole, np.linspace(0, 1, axis.steps))
-
-
-def _drawn(axis: list[Any] | Span, whole: bool, shares: NDArray[np.float64]) -> list[Scalar]:
-    if isinstance(axis, Span):
-        return [round(value) if whole else value for value in axis.at(shares)]
-    return [axis[min(int(share * len(axis)), len(axis) - 1)] for share in shares]
-
-
-def _shares(design: str, axes: int, points: int, seed: int) -> NDArray[np.float64]:
-    """Points of a space-filling design in the unit cube; shape (points, axes).
-
-    Latin hypercube: McKay, Beckman, Conover, Technometrics 21(2), 1979. Scrambled Sobol sequence: Owen 1998; the first
-    ``points`` of the next power of two.
-    """
-    from scipy.stats import qmc
-
-    rng = np.random.default_rng(seed)
-    if design == "sobol":
-        drawn: NDArray[np.float64] = qmc.Sobol(axes, rng=rng).random_base2((points - 1).bit_length())
-        return drawn[:points]
-    return qmc.LatinHypercube(axes, rng=rng).random(points)
-
-
-def _is_whole(base: Scenario, key: str, axis: list[Any] | Span) -> bool:
-    """Whether a key takes whole numbers: its base value is one or, if there is none, the ends of the axis are."""
-    value: Any = base.model_dump()
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    if value is None:
-        return isinstance(axis, Span) and axis.whole
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _points(

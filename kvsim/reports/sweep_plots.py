@@ -16,7 +16,8 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure, SubFigure
 
 from kvsim.experiments.ranking import BOUND
-from kvsim.experiments.sweep_file import Span, SweepFile
+from kvsim.experiments.sweep_design import Span
+from kvsim.experiments.sweep_file import SweepFile
 
 _MOST_PANELS = 6
 _MARKERS = "osD^vPX*"

@@ -13,7 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from kvsim.advice.why.diagnosis import Contrast, Diagnosis
+    from kvsim.advice.why.contrast import Contrast
+    from kvsim.advice.why.diagnosis import Diagnosis
 
 _BINS = 60
 """Maximum number of points along the time axis, each the mean of equally many requests."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvsim import Recording, load_profile
-from kvsim.advice.why.diagnosis import CAUSES
+from kvsim.advice.why.contrast import CAUSES
 from kvsim.costs.profile import Coefficient, HostCopyCost
 from kvsim.engines.live.recording import LiveRecording
 from kvsim.engines.observing.observer import Summary as ObservedSummary

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvsim.costs.memory_settings import Engine, PlanSettings
+from kvsim.costs.memory_settings import CONTEXT_UNIT, Engine, PlanSettings
 from kvsim.costs.vllm_profile import profile_run
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.model.memory_shapes import memory_shape
@@ -149,3 +149,9 @@ def command_line(flags: Flags) -> str:
 def flags_dict(flags: Flags) -> Mapping[str, str | bool]:
     """Return the values by option, True for a switch."""
     return {name: value or True for name, value in flags}
+
+
+def padded(tokens: int) -> int:
+    """Round up to a multiple of 256, as llama.cpp does; every power of two of slots up to that remains a divisor."""
+    unit = CONTEXT_UNIT["llamacpp"]
+    return -(-tokens // unit) * unit

@@ -13,9 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvsim.advice.memory.engine_flags import Flags, flags_dict
+from kvsim.advice.memory.engine_flags import Flags, flags_dict, padded
 from kvsim.advice.memory.flag_effects import MIB, Effect, cell_size, flash_attention, kv_bytes
-from kvsim.advice.recommend.families import padded
 from kvsim.costs.memory_plan import Plan
 from kvsim.errors import counted
 from kvsim.model.storage_types import CACHE_TYPES, format_size
@@ -29,19 +28,16 @@ _DOCUMENTED = ("f16", "q8_0", "q4_0")
 _DEFAULT_CONTEXT = "4,096, or 32,768 from 23 GiB of GPU memory on, or 262,144 from 47 GiB on"
 _DEFAULT_PARALLEL = 1
 
-_ENVIRONMENT = {
-    "--cache-reuse": "LLAMA_ARG_CACHE_REUSE",
-    "--no-cache-idle-slots": "LLAMA_ARG_CACHE_IDLE_SLOTS",
-    "--swa-full": "LLAMA_ARG_SWA_FULL",
-}
-"""Variables that llama-server itself reads, by options that Ollama has no variable for (``llama-server --help``)."""
-_NO_WAY = {
+_INSTEAD = {
+    "--cache-reuse": "its llama-server reads LLAMA_ARG_CACHE_REUSE={value}",
+    "--no-cache-idle-slots": "its llama-server reads LLAMA_ARG_CACHE_IDLE_SLOTS=0",
+    "--swa-full": "its llama-server reads LLAMA_ARG_SWA_FULL=1",
     "--slot-prompt-similarity": "its llama-server has its own default",
     "--keep": "num_keep of a Modelfile or a request, where its context is shifted",
     "--no-cache-prompt": "it always asks for the prompt cache",
     "--context-shift": "the option shift of a request",
 }
-"""What there is instead of other options."""
+"""What there is instead of options that no variable of Ollama's own expresses."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +123,7 @@ def _missing(given: Any, made: Plan, theirs: Plan) -> dict[str, str]:
         found["--cache-type-k"] = "K and V have one type: the wider one"
     elif theirs.settings.type_k not in _DOCUMENTED:
         found["--cache-type-k"] = (
-            f"its pages name {', '.join(_DOCUMENTED)} only; {theirs.settings.type_k} is handed on to llama-server"
+            f"it documents {', '.join(_DOCUMENTED)} only, and hands {theirs.settings.type_k} on to llama-server"
         )
     usual = str(ServerSection().cache_ram)
     if (limit := given.get("--cache-ram", usual)) != usual:
@@ -140,8 +136,4 @@ def _missing(given: Any, made: Plan, theirs: Plan) -> dict[str, str]:
             "num_batch of a Modelfile or a request sets it and --ubatch-size; by itself 512 to 2,048, by context and "
             "memory"
         )
-    for option, name in _ENVIRONMENT.items():
-        if option in given:
-            value = given[option] if isinstance(given[option], str) else str(int(not option.startswith("--no-")))
-            found[option] = f"its llama-server reads {name}={value}"
-    return found | {option: why for option, why in _NO_WAY.items() if option in given}
+    return found | {option: why.format(value=given[option]) for option, why in _INSTEAD.items() if option in given}

@@ -11,7 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.advice.memory.engine_flags import COMMANDS, OLD_NOTE, Flags, llamacpp_flags, model_argument, vllm_flags
+from kvsim.advice.memory.engine_flags import (
+    COMMANDS,
+    OLD_NOTE,
+    Flags,
+    llamacpp_flags,
+    model_argument,
+    padded,
+    vllm_flags,
+)
 from kvsim.advice.memory.scenario_memory import plan_scenario
 from kvsim.advice.recommend.families import (
     SettingsFamily,
@@ -19,7 +27,6 @@ from kvsim.advice.recommend.families import (
     device_families,
     host_caches,
     machine_families,
-    padded,
 )
 from kvsim.costs.memory_plan import Plan, default_cells
 from kvsim.costs.memory_settings import ENGINE_TITLES, Engine

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvsim.costs.memory_settings import CONTEXT_UNIT
+from kvsim.advice.memory.engine_flags import padded
 from kvsim.costs.profile import Profile
 from kvsim.experiments.traffic import TrafficSummary
 from kvsim.scenario.scenario import Scenario
@@ -117,9 +117,3 @@ def measured_range(profile: Profile) -> tuple[int, int]:
     """The most sequences and the most tokens in a pass for which a device's profile has times."""
     knots = profile.decode.sequence_knots
     return (knots[-1] if knots else profile.tokens.high), profile.tokens.high
-
-
-def padded(tokens: int) -> int:
-    """Round up to a multiple of 256, as llama.cpp does; every power of two of slots up to that remains a divisor."""
-    unit = CONTEXT_UNIT["llamacpp"]
-    return -(-tokens // unit) * unit

@@ -6,7 +6,7 @@ No latency, load or verdict: only how many requests of the traffic's lengths the
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,12 @@ class MemoryFit:
     flags: Flags
     """Options of the engine that fit: in llama.cpp slots for that many of the longest requests, in vLLM as many
     sequences as fit at mean length; no more than there are users."""
+    made: Plan = field(repr=False)
+    """The plan of these options."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields but the plan; sizes in bytes."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "made"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,42 +111,23 @@ class MemoryAnswer(Question):
         # llama.cpp gives each slot its share; vLLM's sequences share blocks, so that as many run as hold their own.
         slots = counts["longest"] if engine == "llamacpp" else counts["mean"]
         users = self.traffic.users
-        typed = replace(longest.settings, parallel=min(slots, users) if users else slots)
-        flags = largest_fit_flags(engine, typed) if counts["longest"] else ()
         s = longest.settings
-        return MemoryFit(engine, s.type_k, s.type_v, **counts, memory_bytes=filled.total(engine), flags=flags)
+        typed = replace(s, parallel=min(slots, users) if users else slots)
+        flags = largest_fit_flags(engine, typed) if counts["longest"] else ()
+        made = replace(longest, settings=typed, memory=self.memory)
+        return MemoryFit(
+            engine, s.type_k, s.type_v, **counts, memory_bytes=filled.total(engine), flags=flags, made=made
+        )
 
     def effects(self, fit: MemoryFit) -> tuple[Effect, ...]:
         """What each option of a fit does to memory."""
-        return effects(fit.engine, fit.flags, self._typed(fit)) if fit.flags else ()
+        return effects(fit.engine, fit.flags, fit.made)
 
     def ollama(self, fit: MemoryFit) -> OllamaSettings | None:
         """What to set for Ollama instead of the options of ``llama-server``; None for those of vLLM."""
         if fit.engine != "llamacpp" or not fit.flags:
             return None
-        return ollama_settings(fit.flags, self._typed(fit), self.traffic.summary.longest)
-
-    def _typed(self, fit: MemoryFit) -> Plan:
-        """The plan of a fit's options."""
-        given = dict(fit.flags)
-        if fit.engine == "llamacpp":
-            parallel = int(given["--parallel"])
-            ctx, batch = int(given["--ctx-size"]) // parallel, None
-        else:
-            parallel, ctx = int(given["--max-num-seqs"]), int(given["--max-model-len"])
-            batch = int(given["--max-num-batched-tokens"])
-        made = plan(
-            self.shape,
-            ctx=ctx,
-            parallel=parallel,
-            type_k=fit.type_k,
-            type_v=fit.type_v,
-            engine=fit.engine,
-            batch=batch,
-            weights=self.weights,
-            tensor_parallel=self.tensor_parallel,
-        )
-        return replace(made, memory=self.memory)
+        return ollama_settings(fit.flags, fit.made, self.traffic.summary.longest)
 
     @property
     def met(self) -> None:
@@ -164,27 +151,28 @@ class MemoryAnswer(Question):
             first = [fit for fit in self.fits if fit.engine == self.fits[0].engine]
             needs = ", ".join(f"{format_size(fit.memory_bytes)} for {fit.longest}" for fit in first)
             return f"{ENGINE_TITLES[first[0].engine]} needs {needs} of {longest} at once."
-        held = [f"{fit.longest:,} under {ENGINE_TITLES[engine]}" for engine, fit in widest.items()]
         kind = next(iter(widest.values())).type_k
         kept = format_size(self.memory) if self.device is None else f"{self.device} ({format_size(self.memory)})"
         if self.tensor_parallel > 1:
             kept = f"{self.tensor_parallel} x {kept}"
-        of = f"Of {longest}, {kept} holds"
-        return f"{of} {' and '.join(held)} at once, with K and V in {kind}."
+        (engine, first), *others = widest.items()
+        more = "".join(f", and {fit.longest:,} under {ENGINE_TITLES[engine]}" for engine, fit in others)
+        held = f"{kept} holds {first.longest:,} of {longest} at once under {ENGINE_TITLES[engine]}{more}"
+        return f"{held}, with K and V in {kind}."
 
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row per engine and types of K and V, with the fields of ``MemoryFit``; sizes in bytes."""
         import pandas as pd
 
-        return pd.DataFrame([{**asdict(fit), "flags": command_line(fit.flags)} for fit in self.fits])
+        return pd.DataFrame([{**fit.to_dict(), "flags": command_line(fit.flags)} for fit in self.fits])
 
     @property
     def limits(self) -> list[str]:
         """Limits of this answer, one line each."""
         lines = [
-            "memory is that of kvsim plan: buffers are estimates; llama.cpp itself and its libraries are not counted, "
-            "so leave a GiB or more free"
+            "memory is that of kvsim plan: buffers are estimates, and llama.cpp itself and its libraries are not "
+            "counted; leave a GiB or more free"
         ]
         if self.weights is None and not self.shape.stored:
             lines.append(f"weights are counted in {self.shape.default_type}; --weights q4_K_M counts a quantised file")
@@ -192,7 +180,7 @@ class MemoryAnswer(Question):
         if shown:
             known = {f"{fit.type_k}/{fit.type_v}": PERPLEXITY[fit.type_k, fit.type_v] for fit in shown}
             figures = ", ".join(f"{types} {value:.4f}" for types, value in known.items())
-            lines.append(f"narrower K and V cost accuracy: perplexity over f32's, on smollm2: {figures}")
+            lines.append(f"narrower K and V cost accuracy; perplexity relative to f32, on smollm2: {figures}")
         if self.memory is None:
             lines.append("no memory was given; with --memory 16GB, this also says how many requests fit")
         return [*lines, *self.traffic.remarks]
@@ -206,7 +194,7 @@ class MemoryAnswer(Question):
             "conclusion": self.conclusion,
             "fits": [
                 {
-                    **asdict(fit),
+                    **fit.to_dict(),
                     "flags": flags_dict(fit.flags),
                     "typed": command_line(fit.flags),
                     "effects": [effect.to_dict() for effect in self.effects(fit)],

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsim.advice.why.contrast import (
+    CAUSE_OF_WORK,
+    CAUSES,
+    COLUMNS,
+    Contrast,
+    across_text,
+    contrast_of,
+    difference_interval,
+    over_time_text,
+)
 from kvsim.advice.why.remedies import FAILURES, REMEDIES, Remedy
-from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError, counted
-from kvsim.experiments.estimates import t_quantile
 from kvsim.results import results_folder
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.failures import failure_lines
@@ -32,152 +40,6 @@ if TYPE_CHECKING:
 
 FEWEST_REQUESTS = 8
 """Minimum number of completed requests for a diagnosis; a quarter of them is two."""
-
-NEGLIGIBLE = 0.05
-"""Differences below this share of the earlier (or faster) requests' mean are ignored."""
-
-_HARDLY = 0.005
-"""Share of a difference that does not change what is printed of its shares."""
-
-CAUSES: dict[str, str] = {
-    "queueing": "waiting for a slot",
-    "cells": "waiting for cells",
-    "own": "their own tokens",
-    "batch": "other requests' tokens in the same passes",
-    "context": "attention over useful cells",
-    "holes": "attention over cells of other sequences and free cells",
-    "compaction": "compaction",
-    "failures": "batch splits and preemptions",
-    "prefix": "prompt tokens that an earlier request had computed",
-    "transfers": "copies to and from the host",
-    "mapping": "mapping pages",
-    "machine": "the machine: measured minus predicted",
-}
-"""The causes that a request's time is attributed to, with descriptions.
-
-``kvsim/simulation/time_breakdown.py`` defines all but the last, which only measured runs have.
-"""
-
-_COLUMNS = [f"{cause}_s" for cause in CAUSES]
-_SERVER_WORK = {
-    "fixed_s": "the fixed cost of passes",
-    "matrix_s": "matrix work",
-    "useful_s": "attention over useful cells",
-    "holes_s": "attention over cells of other sequences and free cells",
-    "moves_s": "compaction",
-    "transfers_s": "copies to and from the host",
-    "mapping_s": "mapping pages",
-}
-"""What a server does while requests wait; the keys are ``time_breakdown.TERMS``."""
-_CAUSE_OF_WORK = {
-    "useful_s": "context",
-    "holes_s": "holes",
-    "moves_s": "compaction",
-    "transfers_s": "transfers",
-    "mapping_s": "mapping",
-}
-"""The cause whose remedies reduce a kind of server work."""
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """Two groups of requests, a quarter each, with the causes of the difference between their mean latencies."""
-
-    names: tuple[str, str]
-    size: int
-    """Number of requests in each group."""
-    seconds: tuple[FloatArray, FloatArray]
-    """Mean seconds of each of ``CAUSES``, for each group."""
-    interval_s: tuple[float, float] | None
-    """95 % interval of the difference of the mean latencies; None if the groups were chosen by latency itself."""
-    server_work: Mapping[str, float]
-    """What the server did while the second group waited for a slot or for cells, as shares by
-    ``time_breakdown.TERMS``; empty if no request waited, or if it is unknown."""
-
-    @property
-    def means_s(self) -> tuple[float, float]:
-        """Mean latency of each group, in seconds."""
-        first, second = (float(seconds.sum()) for seconds in self.seconds)
-        return first, second
-
-    @property
-    def differences_s(self) -> FloatArray:
-        """By how many seconds each of ``CAUSES`` took the second group longer."""
-        return self.seconds[1] - self.seconds[0]
-
-    @property
-    def shares(self) -> FloatArray:
-        """Share of each of ``CAUSES`` in what those with a positive difference add; 0 for the others
-        (``given_back_s``)."""
-        added = self.differences_s.clip(min=0)
-        total = float(added.sum())
-        return added / total if total else np.zeros(len(CAUSES))
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """One row per cause; the columns are each group's mean seconds under its name, ``difference`` and ``share``."""
-        import pandas as pd
-
-        return pd.DataFrame(self._columns(), index=pd.Index(list(CAUSES), name="cause"))
-
-    def _columns(self) -> dict[str, FloatArray]:
-        return dict(zip(self.names, self.seconds, strict=True)) | {
-            "difference": self.differences_s,
-            "share": self.shares,
-        }
-
-    def rows(self) -> Iterator[tuple[str, dict[str, float]]]:
-        """Each cause with its row of the table."""
-        columns = self._columns()
-        for cause, *row in zip(CAUSES, *(column.tolist() for column in columns.values()), strict=True):
-            yield cause, dict(zip(columns, row, strict=True))
-
-    @property
-    def difference_s(self) -> float:
-        """Mean latency of the second group minus that of the first, in seconds."""
-        return self.means_s[1] - self.means_s[0]
-
-    @property
-    def given_back_s(self) -> float:
-        """By how many seconds the causes that took the second group less time make the difference smaller."""
-        return -float(self.differences_s.clip(max=0).sum())
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether the shares are those of the difference itself, since hardly anything is given back."""
-        return self.given_back_s < _HARDLY * abs(self.difference_s)
-
-    @property
-    def ratio(self) -> float:
-        """Mean latency of the second group divided by that of the first; NaN if that is 0."""
-        first, second = self.means_s
-        return second / first if first > 0 else float("nan")
-
-    @property
-    def slower(self) -> bool:
-        """Whether the second group is slower by more than chance and more than a negligible amount."""
-        significant = self.interval_s is None or self.interval_s[0] > 0
-        return significant and self.difference_s > NEGLIGIBLE * self.means_s[0]
-
-    @property
-    def dominant(self) -> str | None:
-        """The cause with the largest part of the difference; None if the second group is not slower."""
-        return list(CAUSES)[int(self.differences_s.argmax())] if self.slower else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``--json`` prints for this contrast."""
-        return {
-            "groups": list(self.names),
-            "requests_each": self.size,
-            "means_s": list(self.means_s),
-            "difference_s": self.difference_s,
-            "given_back_s": self.given_back_s,
-            "interval_s": None if self.interval_s is None else list(self.interval_s),
-            "slower": self.slower,
-            "dominant": self.dominant,
-            "causes": dict(self.rows()),
-            "server_meanwhile": dict(self.server_work),
-        }
 
 
 @dataclass(frozen=True)
@@ -217,12 +79,12 @@ class Diagnosis:
     @property
     def main(self) -> Contrast | None:
         """The contrast that shows the slowdown: over time or else across requests; None if neither does."""
-        return next((contrast for contrast in (self.over_time, self.across) if contrast.slower), None)
+        return next((each for each in (self.over_time, self.across) if each.slower), None)
 
     @property
     def sentence(self) -> str:
         """The diagnosis in plain words."""
-        diagnosis = f"{_over_time(self.over_time)} {_across(self.across)}"
+        diagnosis = f"{over_time_text(self.over_time)} {across_text(self.across)}"
         if not self.failed:
             return diagnosis
         return f"{_failed(self.failed, len(self.completed), self.failures)}. Of the others: {diagnosis}"
@@ -244,9 +106,9 @@ class Diagnosis:
         causes, main = [], self.main
         if main is not None and main.dominant is not None:
             causes.append(main.dominant)
-            work = {term: main.server_work[term] for term in _CAUSE_OF_WORK} if main.server_work else {}
+            work = {term: main.server_work[term] for term in CAUSE_OF_WORK} if main.server_work else {}
             if causes == ["queueing"] and work and max(work.values()) >= 0.2:
-                causes.insert(0, _CAUSE_OF_WORK[max(work, key=work.__getitem__)])
+                causes.insert(0, CAUSE_OF_WORK[max(work, key=work.__getitem__)])
         total_s = float(self.completed.columns["e2e_s"].sum())
         recomputed = float(self.completed.columns["prefix_s"].sum()) >= 0.1 * total_s > 0
         if recomputed or (main is not None and main.shares[list(CAUSES).index("prefix")] >= 0.1):
@@ -408,7 +270,7 @@ def _diagnose_file(path: Path, policy: str | None) -> Diagnosis:
         for rows in runs.values():
             if "cells_s" not in rows and "queueing_s" in rows:  # Earlier versions did not separate the two.
                 rows["cells_s"] = 0.0
-            rows[["id", "repeat", "arrival_s", "e2e_s", *_COLUMNS]].astype(float)
+            rows[["id", "repeat", "arrival_s", "e2e_s", *COLUMNS]].astype(float)
     except OSError as e:
         raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None
     except (ValueError, KeyError, TypeError):
@@ -423,7 +285,7 @@ def _diagnose_measured(name: str, runs: Mapping[str, pd.DataFrame], policy: str 
     chosen = next(iter(runs)) if policy is None else policy
     if chosen not in runs:
         raise UserError(f"{name}: policy {chosen!r} was not measured; accepted: {', '.join(runs)}")
-    means = runs[chosen].groupby("id", as_index=False)[["arrival_s", "e2e_s", *_COLUMNS]].mean()
+    means = runs[chosen].groupby("id", as_index=False)[["arrival_s", "e2e_s", *COLUMNS]].mean()
     return _diagnosis(name, name, chosen, Table({str(column): means[column].to_numpy() for column in means}), None)
 
 
@@ -447,119 +309,6 @@ def _diagnosis(
     early, late = requests[:quarter], requests[-quarter:]
     fast, slow = by_latency[:quarter], by_latency[-quarter:]
     interval = difference_interval(requests.columns["e2e_s"], quarter)
-    over_time = _contrast(("early", "late"), early, late, interval, passes)
-    across = _contrast(("fast", "slow"), fast, slow, None, passes)
+    over_time = contrast_of(("early", "late"), early, late, interval, passes)
+    across = contrast_of(("fast", "slow"), fast, slow, None, passes)
     return Diagnosis(name, source, policy, passes is None, failed, requests, over_time, across, failures)
-
-
-def _contrast(
-    names: tuple[str, str],
-    first: Table,
-    second: Table,
-    interval: tuple[float, float] | None,
-    passes: Table | None,
-) -> Contrast:
-    earlier, later = (np.array([rows.columns[name].mean() for name in _COLUMNS]) for rows in (first, second))
-    server_work = {} if passes is None else _server_work(second.columns, passes.columns)
-    return Contrast(names, len(first), (earlier, later), interval, server_work)
-
-
-def _server_work(requests: Mapping[str, FloatArray], passes: Mapping[str, FloatArray]) -> dict[str, float]:
-    """Shares of the kinds of work that passes did while the requests waited for a slot or for cells."""
-    waited = requests["queueing_s"] + requests["cells_s"]
-    starts, before = passes["start_s"], passes["waited_s"]
-    if not waited.sum() > 0 or not len(starts):
-        return {}
-    edges = np.stack([starts - before, starts, starts + passes["seconds"]], axis=1).ravel()
-    begun = requests["arrival_s"]
-    ended = begun + waited
-    spent = {}
-    for term in _SERVER_WORK:
-        # What is copied for whole sequences, or waited for, comes before the pass and is no part of its seconds.
-        beside = before if term == "transfers_s" else np.zeros(len(starts))
-        parts = np.stack([np.zeros(len(starts)), beside, passes[term]], axis=1)
-        known = parts.ravel().cumsum()
-        spent[term] = float((np.interp(ended, edges, known) - np.interp(begun, edges, known)).sum())
-    total = sum(spent.values())
-    return {term: seconds / total for term, seconds in spent.items()} if total > 0 else {}
-
-
-def difference_interval(values: FloatArray, n: int) -> tuple[float, float]:
-    """Return a 95 % interval for the mean of the last ``n`` values minus the mean of the first ``n``.
-
-    ``values`` are in order and have shape (N,) with N >= 2 n and n >= 2. The interval is Welch's for the residuals from
-    a straight line through all values, so that a steady rise does not count as noise; correlated neighbours count for
-    fewer values (``_effective_number``).
-    """
-    groups = values[:n], values[-n:]
-    at = np.arange(len(values), dtype=float)
-    slope = float(np.polyfit(at, values, 1)[0])
-    residuals = [group - slope * at[:n] for group in groups]
-    counts = [_effective_number(each) for each in residuals]
-    parts = [float(each.var(ddof=1)) / count for each, count in zip(residuals, counts, strict=True)]
-    difference, variance = float(groups[1].mean() - groups[0].mean()), sum(parts)
-    if variance <= (1e-9 * float(np.abs(values).max())) ** 2:
-        return difference, difference
-    freedom = variance**2 / sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
-    reach = t_quantile(0.95, freedom) * variance**0.5
-    return difference - reach, difference + reach
-
-
-def _effective_number(values: FloatArray) -> float:
-    """Effective number of independent values for an AR(1) sequence: n (1 - r) / (1 + r), but at least 2.
-
-    r is the correlation between neighbours.
-    """
-    centred = values - values.mean()
-    square = float(centred @ centred)
-    r = float(centred[1:] @ centred[:-1]) / square if square > 0 else 0.0
-    return max(len(values) * (1 - r) / (1 + r), 2.0) if r > 0 else float(len(values))
-
-
-def _over_time(c: Contrast) -> str:
-    low, high = c.interval_s or (c.difference_s, c.difference_s)
-    sizes = (
-        f"{seconds(c.means_s[0])} for the first {c.size} requests, {seconds(c.means_s[1])} for the last {c.size}; "
-        f"difference {seconds(c.difference_s)}, 95 % interval {seconds(low)} to {seconds(high)}"
-    )
-    if not c.slower:
-        faster = high < 0 and c.difference_s < -NEGLIGIBLE * c.means_s[0]
-        if faster:
-            return f"no slowdown: late requests are faster ({sizes})."
-        chance = " beyond chance" if c.difference_s > NEGLIGIBLE * c.means_s[0] else ""
-        return f"flat: no slowdown over time{chance} ({sizes})."
-    return f"Late requests take {c.ratio:.2f} times as long as early ones ({sizes}). {_blame(c)}"
-
-
-def _across(c: Contrast) -> str:
-    sizes = f"{seconds(c.means_s[0])} and {seconds(c.means_s[1])}"
-    if not c.slower:
-        return f"Slow requests take about as long as fast ones ({sizes})."
-    return f"The slowest quarter takes {c.ratio:.2f} times as long as the fastest ({sizes}). {_blame(c)}"
-
-
-def _blame(c: Contrast) -> str:
-    ranked = sorted(c.rows(), key=lambda pair: -pair[1]["share"])
-    shares, costs = ([row[column] for _, row in ranked] for column in ("share", "difference"))
-    first, second = (CAUSES[cause] for cause, _ in ranked[:2])
-    if c.adds_up:
-        most = f"{shares[0]:.0%} of that is {first}"
-        most += f", {shares[1]:.0%} {second}" if shares[1] >= 0.1 else ""
-    else:
-        # Shares of the difference would exceed 100 %.
-        most = f"{seconds(costs[0])} more go to {first}"
-        most += f", {seconds(costs[1])} more to {second}" if shares[1] >= 0.1 else ""
-        most += f"; other causes give back {seconds(c.given_back_s)}"
-    if c.dominant in ("queueing", "cells") and c.server_work:
-        term = max(c.server_work, key=c.server_work.__getitem__)
-        most += f"; while they waited, {c.server_work[term]:.0%} of the server's time went to {_SERVER_WORK[term]}"
-    return f"{most}."
-
-
-def seconds(value: float) -> str:
-    """Format a time in seconds with three significant digits and a unit."""
-    if abs(value) < 1e-12:
-        return "0 s"
-    if abs(value) >= 1:
-        return f"{value:.3g} s"
-    return f"{1e3 * value:.3g} ms" if abs(value) >= 1e-3 else f"{1e6 * value:.3g} µs"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from kvsim.advice.why.diagnosis import CAUSES, Contrast, Diagnosis, seconds
+from kvsim.advice.why.contrast import CAUSES, Contrast, seconds
+from kvsim.advice.why.diagnosis import Diagnosis
 from kvsim.cli.tables.formats import new_table, show_basis
 from kvsim.errors import counted
 

@@ -62,7 +62,7 @@ def test_no_slot_is_longer_than_the_model_was_made_for():
         ("q8_0", "q4_0", "q8_0", "K and V have one type: the wider one"),
         ("q4_0", "f16", "f16", "K and V have one type: the wider one"),
         ("q8_0", "q8_0", "q8_0", None),
-        ("f32", "f32", "f32", "its pages name f16, q8_0, q4_0 only; f32 is handed on to llama-server"),
+        ("f32", "f32", "f32", "it documents f16, q8_0, q4_0 only, and hands f32 on to llama-server"),
     ],
 )
 def test_k_and_v_have_one_type(k, v, kind, why):

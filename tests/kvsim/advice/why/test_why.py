@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import kvsim
-from kvsim.advice.why.diagnosis import CAUSES, FEWEST_REQUESTS, _blame, _contrast, diagnose, difference_interval, why
+from kvsim.advice.why.contrast import CAUSES, blame, contrast_of, difference_interval
+from kvsim.advice.why.diagnosis import FEWEST_REQUESTS, diagnose, why
 from kvsim.advice.why.remedies import FAILURES, REMEDIES
 from kvsim.cli.tables.diagnosis import _causes
 from kvsim.costs.profile import load_profile
@@ -214,7 +215,7 @@ def given_seconds(**seconds):
         Table({k: np.array([v]) for k, v in {**zeros, **{f"{c}_s": pair[i] for c, pair in seconds.items()}}.items()})
         for i in (0, 1)
     ]
-    return _contrast(("early", "late"), *groups, None, None)
+    return contrast_of(("early", "late"), *groups, None, None)
 
 
 def test_shares_of_a_difference_never_exceed_the_whole():
@@ -224,7 +225,7 @@ def test_shares_of_a_difference_never_exceed_the_whole():
     assert contrast.given_back_s == pytest.approx(0.0041)
     assert contrast.table["share"].tolist() == [0.0] * 4 + [pytest.approx(1.0)] + [0.0] * 7
     expected = "14.1 ms more go to attention over useful cells; other causes give back 4.1 ms."
-    assert _blame(contrast) == expected
+    assert blame(contrast) == expected
     written = io.StringIO()
     Console(file=written, width=140).print(_causes(contrast))
     assert "141" not in written.getvalue()
@@ -233,7 +234,7 @@ def test_shares_of_a_difference_never_exceed_the_whole():
 
 def test_shares_of_a_difference_to_which_nothing_is_given_back():
     contrast = given_seconds(context=(0.020, 0.030), own=(0.010, 0.012), queueing=(0.005, 0.00498))
-    assert _blame(contrast) == "83% of that is attention over useful cells, 17% their own tokens."
+    assert blame(contrast) == "83% of that is attention over useful cells, 17% their own tokens."
 
 
 def test_holes_alone():
