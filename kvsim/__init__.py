@@ -28,12 +28,6 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
     from kvsim.costs.memory_plan import plan as plan
     from kvsim.costs.profile import Profile as Profile
     from kvsim.costs.profile import load_profile as load_profile
-    from kvsim.engines.llama_studies import measure_defragmentation as measure_defragmentation
-    from kvsim.engines.llama_studies import measure_holes as measure_holes
-    from kvsim.engines.llama_studies import measure_shift as measure_shift
-    from kvsim.engines.llama_study_results import Defragmentation as Defragmentation
-    from kvsim.engines.llama_study_results import Holes as Holes
-    from kvsim.engines.llama_study_results import KShift as KShift
     from kvsim.engines.recorded.validation import RecordedValidation as RecordedValidation
     from kvsim.engines.recorded.validation import validate_recorded as validate_recorded
     from kvsim.engines.recording import Recording as Recording
@@ -89,12 +83,6 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "kvsim.advice.workload_fit.fit": ("WorkloadFit",),
     "kvsim.calibration.run": ("Calibration", "calibrate"),
     "kvsim.costs.profile": ("Profile", "load_profile"),
-    "kvsim.engines.llama_studies": (
-        "measure_defragmentation",
-        "measure_holes",
-        "measure_shift",
-    ),
-    "kvsim.engines.llama_study_results": ("Defragmentation", "Holes", "KShift"),
     "kvsim.engines.recorded.validation": ("RecordedValidation", "validate_recorded"),
     "kvsim.engines.recording": ("Recording", "record"),
     "kvsim.engines.validation": ("Validation", "validate"),

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import kvsim
+from benchmarks.llama_studies.studies import measure_defragmentation, measure_holes, measure_shift
+from kvsim.errors import UserError
 from tests.real_engine.llamacpp.models import write_llama
 
 OLD = os.environ.get("KVSIM_LLAMA_CPP_OLD")
@@ -23,32 +24,32 @@ def model(tmp_path_factory):
 
 @pytest.mark.parametrize("library", VERSIONS)
 def test_studies_measure_the_cases_asked_for(library, model):
-    holes = kvsim.measure_holes(model, library=library, spans=(256, 512), rounds=2)
+    holes = measure_holes(model, library=library, spans=(256, 512), rounds=2)
     assert len(holes.samples) == 2 * 2 * 2 * 2
     assert (holes.samples["seconds"] > 0).all()
     assert holes.table["high_n_kv"].tolist() == [256, 512] * 2
     assert set(holes.table["low_n_kv"]) <= {160, 256}
 
-    shift = kvsim.measure_shift(model, library=library, cells=(256, 2048), rounds=3)
+    shift = measure_shift(model, library=library, cells=(256, 2048), rounds=3)
     assert shift.table["cells"].tolist() == [256, 2048]
 
     passes = [(0, 0), (1, 1), (1, 200), (3, 1), (50, 3)]
     if holes.era == "A":
         # The number of runs and cells is checked where it is measured.
-        study = kvsim.measure_defragmentation(model, library=library, passes=passes, rounds=2)
+        study = measure_defragmentation(model, library=library, passes=passes, rounds=2)
         assert study.table[["runs", "cells"]].to_numpy().tolist() == [[0, 0], [1, 1], [1, 200], [3, 3], [50, 150]]
         most = (8192 - 2 * 2) // (6 * 2)
-        with pytest.raises(kvsim.UserError, match=f"one moves at most {most}$"):
-            kvsim.measure_defragmentation(model, library=library, passes=[*passes, (most + 1, 1)], rounds=1)
+        with pytest.raises(UserError, match=f"one moves at most {most}$"):
+            measure_defragmentation(model, library=library, passes=[*passes, (most + 1, 1)], rounds=1)
     else:
-        with pytest.raises(kvsim.UserError, match=r"it moves nothing, .* 0\.3\.8 has it"):
-            kvsim.measure_defragmentation(model, library=library, passes=passes, rounds=1)
+        with pytest.raises(UserError, match=r"it moves nothing, .* 0\.3\.8 has it"):
+            measure_defragmentation(model, library=library, passes=passes, rounds=1)
 
 
 @pytest.mark.parametrize("library", VERSIONS)
 def test_an_unloadable_model_is_refused_in_one_line(library, tmp_path):
     path = Path(tmp_path / "not.gguf")
     path.write_bytes(b"not a model")
-    with pytest.raises(kvsim.UserError, match=r"llama\.cpp cannot load it") as raised:
-        kvsim.measure_holes(str(path), library=library, rounds=1)
+    with pytest.raises(UserError, match=r"llama\.cpp cannot load it") as raised:
+        measure_holes(str(path), library=library, rounds=1)
     assert "\n" not in str(raised.value)

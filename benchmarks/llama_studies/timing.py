@@ -1,6 +1,6 @@
 """Times holes, defragmentation and K-shifts in the real llama.cpp, in an isolated process.
 
-A process can load only one version of llama.cpp, so ``run_study`` starts ``python -m real_engine.llama_studies``, which
+A process can load only one version of llama.cpp, so ``run_study`` starts this module in one of its own, which
 reads a ``StudyRequest`` as JSON from its input, measures, and writes a ``StudyResult`` as JSON to its output. One
 program can thus study several versions in turn.
 
@@ -81,7 +81,7 @@ class StudyResult:
 def run_study(request: StudyRequest) -> StudyResult:
     """Measure in an isolated process. Raises ``UserError``."""
     failed = f"{request.path}: the process that ran llama.cpp failed"
-    measure = ask_isolated("real_engine.llama_studies", asdict(request), failed)
+    measure = ask_isolated("benchmarks.llama_studies.timing", asdict(request), failed)
     return StudyResult(**{**measure, "rows": tuple(measure["rows"])})
 
 

@@ -5,12 +5,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import kvsim
-from kvsim.engines.llama_studies import CACHES, PASSES, SPANS
-from kvsim.engines.llama_study_results import Defragmentation, Holes, KShift
+from benchmarks.llama_studies import studies
+from benchmarks.llama_studies.results import Defragmentation, Holes, KShift
+from benchmarks.llama_studies.studies import CACHES, PASSES, SPANS
+from benchmarks.llama_studies.timing import MoveCount, count_moves
+from kvsim.errors import UserError
 from kvsim.installation import install_extra
 from real_engine.llama_library import StreamCells
-from real_engine.llama_studies import MoveCount, count_moves
 
 HOLES_BASE_S, HOLES_CELL_S = 10e-3, 4e-6
 BASE_S, RUN_S, CELL_S = 0.4e-3, 150e-6, 5e-6
@@ -158,38 +159,34 @@ def test_runs_that_were_moved_are_counted(before, after, expected):
 
 
 def refused(call):
-    with pytest.raises(kvsim.UserError) as raised:
+    with pytest.raises(UserError) as raised:
         call()
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
 
-MEASURES = [kvsim.measure_holes, kvsim.measure_defragmentation, kvsim.measure_shift]
-
-
-@pytest.mark.parametrize("measure", MEASURES)
-def test_invalid_requests_are_refused_in_one_line(measure, tmp_path):
+def test_invalid_requests_are_refused_in_one_line(tmp_path):
     model = str(tmp_path / "some.gguf")
-    assert "no llama_cpp in it" in refused(lambda: measure(model, library=tmp_path))
-    assert "needs a GGUF file" in refused(lambda: measure("tiny"))
-    assert "rounds is 0" in refused(lambda: measure(model, rounds=0))
-    assert "threads is -1" in refused(lambda: measure(model, threads=-1))
+    for measure in (studies.measure_holes, studies.measure_defragmentation, studies.measure_shift):
+        assert "needs a GGUF file" in refused(lambda measure=measure: measure("tiny"))
+        assert "rounds is 0" in refused(lambda measure=measure: measure(model, rounds=0))
+        assert "threads is -1" in refused(lambda measure=measure: measure(model, threads=-1))
 
 
-@pytest.mark.parametrize("measure", MEASURES)
-def test_a_failed_import_of_llama_cpp_says_how_to_install_it(measure, tmp_path):
-    folder = tmp_path / "broken"
+def test_what_the_measuring_process_refuses_is_told_in_one_line(tmp_path):
+    model, folder = str(tmp_path / "some.gguf"), tmp_path / "broken"
+    assert "no llama_cpp in it" in refused(lambda: studies.measure_holes(model, library=tmp_path))
     (folder / "llama_cpp").mkdir(parents=True)
     (folder / "llama_cpp" / "__init__.py").write_text("import a_package_that_does_not_exist")
-    message = refused(lambda: measure(str(tmp_path / "some.gguf"), library=folder))
+    message = refused(lambda: studies.measure_shift(model, library=folder))
     assert "cannot be imported" in message
     assert message.endswith(f"install it with: {install_extra('llama')}")
 
 
 def test_invalid_sizes_are_named():
-    assert "a span of 300 cells" in refused(lambda: kvsim.measure_holes("x.gguf", spans=[256, 300]))
-    assert "a cache of 0 cells" in refused(lambda: kvsim.measure_shift("x.gguf", cells=[0]))
-    assert "nothing to measure" in refused(lambda: kvsim.measure_holes("x.gguf", spans=[]))
-    assert "2 runs of 0 cells" in refused(lambda: kvsim.measure_defragmentation("x.gguf", passes=[(2, 0)]))
+    assert "a span of 300 cells" in refused(lambda: studies.measure_holes("x.gguf", spans=[256, 300]))
+    assert "a cache of 0 cells" in refused(lambda: studies.measure_shift("x.gguf", cells=[0]))
+    assert "nothing to measure" in refused(lambda: studies.measure_holes("x.gguf", spans=[]))
+    assert "2 runs of 0 cells" in refused(lambda: studies.measure_defragmentation("x.gguf", passes=[(2, 0)]))
     few = [(0, 0), (1, 1), (1, 2)]
-    assert "one of them with several runs" in refused(lambda: kvsim.measure_defragmentation("x.gguf", passes=few))
+    assert "one of them with several runs" in refused(lambda: studies.measure_defragmentation("x.gguf", passes=few))

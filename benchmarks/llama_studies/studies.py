@@ -1,6 +1,6 @@
 """Measures on this machine what holes, defragmentation and K-shifts cost in the real llama.cpp.
 
-Each study runs llama.cpp in an isolated process (``real_engine/llama_studies.py``), so that one program can study
+Each study runs llama.cpp in an isolated process (``benchmarks/llama_studies/timing.py``), so that one program can study
 several versions: ``library`` names a folder with another llama-cpp-python than the installed one (``pip install
 --target FOLDER llama-cpp-python==0.3.8``). Each round measures every case once; figures are medians over rounds, with
 95 % intervals from 1,000 bootstrap resamples of the rounds.
@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kvsim.engines.llama_study_results import Defragmentation, Holes, KShift
+from benchmarks.llama_studies.results import Defragmentation, Holes, KShift
+from benchmarks.llama_studies.timing import StudyKind, StudyRequest, StudyResult, run_study
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import gguf_path
-from real_engine.llama_studies import StudyKind, StudyRequest, StudyResult, run_study
 
 SPANS = (256, 512, 1024, 2048, 4096)
 PASSES = (

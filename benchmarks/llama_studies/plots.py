@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from kvsim.engines.llama_study_results import Defragmentation, Holes, KShift, LlamaStudy
+    from benchmarks.llama_studies.results import Defragmentation, Holes, KShift, LlamaStudy
 
 OTHER_MACHINE_S: dict[str, dict[int, float]] = {
     "holes": {160: 12.2e-3, 512: 13.2e-3, 1024: 15.6e-3, 2048: 20.1e-3, 4096: 26.5e-3},
