@@ -28,12 +28,12 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
     from kvsim.costs.memory_plan import plan as plan
     from kvsim.costs.profile import Profile as Profile
     from kvsim.costs.profile import load_profile as load_profile
-    from kvsim.engines.recorded.validation import RecordedValidation as RecordedValidation
-    from kvsim.engines.recorded.validation import validate_recorded as validate_recorded
-    from kvsim.engines.recording import Recording as Recording
-    from kvsim.engines.recording import record as record
-    from kvsim.engines.validation import Validation as Validation
-    from kvsim.engines.validation import validate as validate
+    from kvsim.engines.live.engine_recording import Recording as Recording
+    from kvsim.engines.live.engine_recording import record as record
+    from kvsim.engines.live.engine_validation import Validation as Validation
+    from kvsim.engines.live.engine_validation import validate as validate
+    from kvsim.engines.recordings.validation import RecordedValidation as RecordedValidation
+    from kvsim.engines.recordings.validation import validate_recorded as validate_recorded
     from kvsim.errors import Livelock as Livelock
     from kvsim.errors import UserError as UserError
     from kvsim.experiments.comparison import Comparison as Comparison
@@ -83,9 +83,9 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "kvsim.advice.workload_fit.fit": ("WorkloadFit",),
     "kvsim.calibration.run": ("Calibration", "calibrate"),
     "kvsim.costs.profile": ("Profile", "load_profile"),
-    "kvsim.engines.recorded.validation": ("RecordedValidation", "validate_recorded"),
-    "kvsim.engines.recording": ("Recording", "record"),
-    "kvsim.engines.validation": ("Validation", "validate"),
+    "kvsim.engines.recordings.validation": ("RecordedValidation", "validate_recorded"),
+    "kvsim.engines.live.engine_recording": ("Recording", "record"),
+    "kvsim.engines.live.engine_validation": ("Validation", "validate"),
     "kvsim.errors": ("Livelock", "UserError"),
     "kvsim.experiments.comparison": ("Comparison", "compare"),
     "kvsim.experiments.prefix_cache": ("PrefixStudy", "prefix_cache"),

@@ -100,7 +100,7 @@ def test_help_names_every_choice():
     """Help is written without loading the modules that know the choices."""
     from kvsim.advice.recommend.candidates import ENGINES as RECOMMENDED
     from kvsim.costs.memory_settings import PLAN_ENGINES
-    from kvsim.engines.conformance import ENGINES as RECORDED
+    from kvsim.engines.recordings.conformance import ENGINES as RECORDED
     from workloads import KINDS
 
     def help_of(name, parameter, *path):

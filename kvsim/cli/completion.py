@@ -160,7 +160,7 @@ def recommended_engines(incomplete: str) -> list[str]:
 
 def conforming_engines(incomplete: str) -> list[str]:
     """Engines whose recordings can be read."""
-    from kvsim.engines.conformance import ENGINES
+    from kvsim.engines.recordings.conformance import ENGINES
 
     return starting(incomplete, ENGINES)
 

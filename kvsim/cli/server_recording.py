@@ -14,7 +14,7 @@ from kvsim.cli.servers import check_httpx, key_of, words_of
 from kvsim.errors import UserError, counted
 
 if TYPE_CHECKING:
-    from kvsim.engines.live.recording import LiveRecording
+    from kvsim.engines.live.server_recording import LiveRecording
     from kvsim.scenario.scenario import Scenario
 
 _INTERRUPTED = 130
@@ -40,7 +40,7 @@ def record_url(scenario: Scenario, asked: ServerAsked, out: Path | None, *, as_j
     check_httpx()
     from kvsim.engines.live.address import address_of
     from kvsim.engines.live.recorded_meta import Asking
-    from kvsim.engines.live.recording import record_server
+    from kvsim.engines.live.server_recording import record_server
 
     asking = Asking(
         key=key_of(asked.key_env),

@@ -13,7 +13,7 @@ from kvsim.errors import UserError, counted
 from kvsim.installation import install_extra
 
 if TYPE_CHECKING:
-    from kvsim.engines.live.validation import AskedServer
+    from kvsim.engines.live.server_validation import AskedServer
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ServersAsked:
         check_httpx()
         from kvsim.engines.live.address import address_of
         from kvsim.engines.live.recorded_meta import Asking
-        from kvsim.engines.live.validation import AskedServer
+        from kvsim.engines.live.server_validation import AskedServer
 
         for option, given in (("--flags", self.flags), ("--log", self.log)):
             if given and len(given) != len(self.url):

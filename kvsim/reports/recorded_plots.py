@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 if TYPE_CHECKING:
-    from kvsim.engines.recorded.validation import RecordedValidation, ServerRun
+    from kvsim.engines.recordings.validation import RecordedValidation, ServerRun
 
 _TITLES = {"ttft_s": "Time to first token", "tpot_s": "Time per output token", "e2e_s": "End-to-end latency"}
 _COLOURS = dict(zip(("measured", "predicted"), sns.color_palette("colorblind", 2), strict=True))

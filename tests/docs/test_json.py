@@ -11,19 +11,19 @@ import pytest
 from kvsim import Recording, load_profile
 from kvsim.advice.why.contrast import CAUSES
 from kvsim.costs.profile import Coefficient, HostCopyCost
-from kvsim.engines.live.recording import LiveRecording
+from kvsim.engines.live.server_recording import LiveRecording
 from kvsim.engines.observing.observer import Summary as ObservedSummary
-from kvsim.engines.recorded.validation import validate_recorded
+from kvsim.engines.recordings.validation import validate_recorded
 from kvsim.experiments.measures import MEASURES
 from policies import plugins
 from tests.docs.pages import blocks, rows, sections
 from tests.gguf_files import SMOLLM2_MISSING
 from tests.kvsim.calibration.published.layer_table_files import write_tables
 from tests.kvsim.engines.live.test_started_server import PROGRAM
-from tests.kvsim.engines.recorded.servers import recorded
-from tests.kvsim.engines.recorded.servers import text as text_of
-from tests.kvsim.engines.recorded.stepped_servers import LLAMA, llama_recording
 from tests.kvsim.engines.recordings import changed, write
+from tests.kvsim.engines.recordings.servers import recorded
+from tests.kvsim.engines.recordings.servers import text as text_of
+from tests.kvsim.engines.recordings.stepped_servers import LLAMA, llama_recording
 from tests.kvsim.engines.test_llama_server_conformance import late
 from tests.kvsim.engines.test_llamacpp_conformance import ERA_A
 from tests.worlds import command

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kvsim.engines.recorded.server import read_recorded_server
+from kvsim.engines.recordings.recorded_server import read_recorded_server
 from tests.paths import ROOT
 
 FILE = ROOT / "examples" / "recorded-server" / "from_llmservingsim.py"

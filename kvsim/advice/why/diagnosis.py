@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from kvsim.engines.validation import Validation
+    from kvsim.engines.live.engine_validation import Validation
     from kvsim.experiments.comparison import Comparison
     from kvsim.simulation.request_log import Progress
     from kvsim.simulation.result import Result

@@ -27,7 +27,7 @@ def conform(
     as_json: Json = False,
 ) -> None:
     """Replay recorded runs of a real engine on our policies, comparing the state after every operation."""
-    from kvsim.engines.conformance import ENGINES
+    from kvsim.engines.recordings.conformance import ENGINES
 
     if engine not in ENGINES:
         raise UserError(no_such("recorded engine", engine, ENGINES))

@@ -113,7 +113,7 @@ def record(
         raise UserError(f"{no_such('recordable engine', engine, RECORDED)}; or record a server with --url")
     if scenario is None:
         raise UserError(f"{engine}: which scenario? kvsim record {engine} SCENARIO is expected")
-    from kvsim.engines.recording import record as record_run
+    from kvsim.engines.live.engine_recording import record as record_run
 
     loaded = load_with(scenario, seed, requests)
     with RunProgress(f"recording {loaded.name}", loaded.build_workload().n_requests) as progress:

@@ -197,7 +197,7 @@ def _is_typed(context: typer.Context, parameter: str) -> bool:
 
 def _against_recorded(files: list[str], profile: str | None, bound: float | None, out: Path, as_json: bool) -> None:
     """Compare with recorded servers, and say whether all errors are within the bound."""
-    from kvsim.engines.recorded.validation import validate_recorded
+    from kvsim.engines.recordings.validation import validate_recorded
 
     with RunProgress("recorded servers", 1) as progress:
         done = validate_recorded(files, profile, announce=progress.begin, progress=progress)
@@ -227,7 +227,7 @@ def _against_servers(name: str, seed: int | None, requests: int, servers: Server
     """Send traffic to servers, and compare what they took with what is predicted."""
     asked = servers.asked()
     from kvsim.cli.server_calibration import profile_for
-    from kvsim.engines.live.validation import validate_servers
+    from kvsim.engines.live.server_validation import validate_servers
     from kvsim.scenario.scenario import shortened
     from kvsim.scenario.trace_files import is_trace, trace_scenario
 
@@ -268,7 +268,7 @@ def _end_by(bound: float | None, worst: float) -> None:
 
 def _on_engine(run: _EngineRun, bound: float | None, as_json: bool) -> None:
     """Compare with a run on a real engine here."""
-    from kvsim.engines.validation import validate as check
+    from kvsim.engines.live.engine_validation import validate as check
 
     loaded = _fitted_to_engine(load_with(run.scenario, run.seed), run.engine, run.model, run.library)
     with RunProgress("calibrating", 100) as progress:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvsim.cli.tables.formats import new_table
-from kvsim.engines.conformance import Agreement, Disagreement
+from kvsim.engines.recordings.conformance import Agreement, Disagreement
 
 _ROW = 32
 """Cells in a row of a printed cell map."""

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, show_assumed, show_basis, whole
-from kvsim.engines.recorded.ranking import Ranking
-from kvsim.engines.recorded.tables import WITHIN
-from kvsim.engines.recorded.validation import RecordedValidation, ServerRun
+from kvsim.engines.recordings.errors import WITHIN
+from kvsim.engines.recordings.ranking import Ranking
+from kvsim.engines.recordings.validation import RecordedValidation, ServerRun
 from kvsim.errors import counted
 
 _RATES = {"output_tokens_per_s": "output tokens/s", "requests_per_s": "requests/s"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, whole
-from kvsim.engines.validation import Validation
+from kvsim.engines.live.engine_validation import Validation
 
 
 def show_validation(console: Console, v: Validation) -> None:

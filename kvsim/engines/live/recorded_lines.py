@@ -10,8 +10,8 @@ import numpy as np
 from kvsim.engines.live.journal import kept_result
 from kvsim.engines.live.prompts import Piece
 from kvsim.engines.live.traffic import Exchange
-from kvsim.engines.llama_server_log import ServerLog
-from kvsim.engines.llama_server_recording import SentRequest, recording, recording_without_log
+from kvsim.engines.recordings.llama_server_join import SentRequest, recording, recording_without_log
+from kvsim.engines.recordings.llama_server_log import ServerLog
 from workloads.request import SOURCES
 
 Record = dict[str, Any]

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from kvsim.engines.conformance.server_flags import flag_value, model_of_file, scenario_of
 from kvsim.engines.live.address import Address
 from kvsim.engines.live.settings import ServerSettings
 from kvsim.engines.live.started_with import shares_cache
+from kvsim.engines.recordings.server_flags import flag_value, model_of_file, scenario_of
 from kvsim.errors import UserError, counted
 from kvsim.model.engine_shapes import gguf_path
 from kvsim.model.engine_versions import PRESENT

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvsim.engines.conformance.server_flags import flag_value
 from kvsim.engines.live.settings import ServerSettings
+from kvsim.engines.recordings.server_flags import flag_value
 from kvsim.errors import counted
 from kvsim.scenario.server_defaults import AUTO_SLOTS
 

@@ -9,7 +9,7 @@ from kvsim.costs.fitting import digest
 from kvsim.costs.profile import Profile
 from policies.placement.rule import PassReads
 from tests.kvsim.costs.test_step_fit import CELL_S, samples
-from tests.kvsim.engines.recorded.stepped_servers import KNOWN, seconds
+from tests.kvsim.engines.recordings.stepped_servers import KNOWN, seconds
 
 
 def profile(steps, **keys):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvsim.cli.server_calibration import _saved_here
 from kvsim.scenario.scenario import Scenario, load_scenario
-from tests.kvsim.engines.recorded.stepped_servers import KNOWN
+from tests.kvsim.engines.recordings.stepped_servers import KNOWN
 
 
 @dataclass

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from tests.kvsim.engines.live.fake_server import fake_server
-from tests.kvsim.engines.recorded.stepped_servers import KNOWN, LLAMA, Asked, asked, llama_recording
 from tests.kvsim.engines.recordings import changed, write
+from tests.kvsim.engines.recordings.stepped_servers import KNOWN, LLAMA, Asked, asked, llama_recording
 from tests.worlds import command
 
 SMALL = """

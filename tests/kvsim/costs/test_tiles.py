@@ -9,7 +9,7 @@ from kvsim.costs.profile import Attention, Coefficient
 from kvsim.costs.step_fit import fit_steps
 from policies import Group
 from policies.placement.rule import PassReads
-from tests.kvsim.engines.recorded.stepped_servers import KNOWN
+from tests.kvsim.engines.recordings.stepped_servers import KNOWN
 
 TILE, CELL_S, TILED_CELL_S, TILED_TOKEN_S = 64, 20e-6, 30e-6, 3e-6
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvsim.engines.recorded.validation import validate_recorded
-from tests.kvsim.engines.recorded.servers import PROFILE, recorded
-from tests.kvsim.engines.recorded.stepped_servers import KNOWN, Asked, asked, llama_recording, vllm_recording
+from kvsim.engines.recordings.validation import validate_recorded
 from tests.kvsim.engines.recordings import write
+from tests.kvsim.engines.recordings.servers import PROFILE, recorded
+from tests.kvsim.engines.recordings.stepped_servers import KNOWN, Asked, asked, llama_recording, vllm_recording
 
 PANELS = 6
 

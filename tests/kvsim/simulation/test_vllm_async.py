@@ -3,7 +3,7 @@
 import pytest
 
 import kvsim
-from kvsim.engines.conformance.zero_time import ZeroTimeBackend
+from kvsim.engines.recordings.replay import ZeroTimeBackend
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Sequence
 
-from kvsim.engines.llama_server_recording import SentRequest
+from kvsim.engines.recordings.llama_server_join import SentRequest
 
 _KEPT = ("id_slot", "truncated", "stop_type", "tokens_cached", "tokens_evaluated", "tokens_predicted")
 _KEPT_TIMINGS = ("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvsim.engines.conformance import conform_llama_server
+from kvsim.engines.recordings.conformance import ENGINES
 
 pytestmark = [pytest.mark.llama, pytest.mark.slow]
 
@@ -78,7 +78,7 @@ def test_each_batch_is_computed_or_fails(run):
 
 
 def test_every_decision_is_ours(run):
-    agreement = conform_llama_server(run.path)
+    agreement = ENGINES["llama-server"](run.path)
     assert agreement.first is None
     assert agreement.agree == agreement.total >= len(run.scenario.phases)
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.engines.conformance.llama_server import LlamaServerReplay
-from kvsim.engines.conformance.recordings import conform, read_lines
+from kvsim.engines.recordings.conformance import conform
+from kvsim.engines.recordings.files import read_lines
+from kvsim.engines.recordings.llama_server import LlamaServerReplay
 from kvsim.model.engine_shapes import gguf_path
 from tests.real_engine.llama_server.conftest import LIMIT_S, SERVER
 from tests.real_engine.llama_server.server import running
@@ -63,7 +64,7 @@ def test_every_decision_of_the_recorded_server_agrees(recorded):
     told, path = recorded
     assert told["warnings"] == []
     assert told["ended"] == told["requests"]
-    agreement = conform(path, LlamaServerReplay)
+    agreement = conform(LlamaServerReplay, path)
     assert agreement.first is None
     assert agreement.agree == agreement.total >= told["steps"] > 0
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvsim.engines.llama_server_recording import SentRequest
+from kvsim.engines.recordings.llama_server_join import SentRequest
 
 ANSWERS = (253, 281, 260, 284, 288, 282, 327, 335, 411, 351, 347, 418, 359, 325, 384, 441)
 """Tokens that answers are made of, each of one: those of ordinary short words of SmolLM2."""

@@ -1,0 +1,1 @@
+"""Recordings of engines and servers: their files, replays of them, and how decisions and times compare with ours."""

@@ -1,0 +1,217 @@
+"""Recordings of llama-server (``{"type": "meta", "flags": ...}``), with the steps of its log where they have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kvsim.calibration.llamacpp import SKIPPING
+from kvsim.costs.profile import MachineInfo
+from kvsim.engines.recordings.files import Record, read_lines
+from kvsim.engines.recordings.llama_server import LlamaServerReplay, tokens_of
+from kvsim.engines.recordings.recorded_server import ServedRequest, ServerMeta
+from kvsim.engines.recordings.seen_steps import SeenRequest, seen_steps
+from kvsim.engines.recordings.shared_texts import SharedTexts
+from kvsim.engines.recordings.steps import (
+    FrontEnd,
+    MeasuredStep,
+    RecordedClients,
+    SentAfter,
+    SteppedServer,
+    as_json_key,
+    since_last,
+    until_next,
+    works_of,
+)
+from kvsim.experiments.traffic import InMemoryRequests
+from kvsim.simulation.run import build_policy
+from policies import Kernel
+from workloads import Request
+from workloads.traces.recorded import AskedRequest
+
+_CLOCK_S = 0.0015
+"""How well the log's clock agrees with the client's."""
+_THREADS = ("-t", "--threads")
+
+
+def read_llama_steps(path: Path, header: Record) -> SteppedServer:
+    """Read such a recording. Raises ``UserError``, ``ValueError`` and ``KeyError`` if it is none."""
+    records = [record for _, record in read_lines(path)][1:]
+    requests = [record for record in records if record["type"] == "request"]
+    replay = LlamaServerReplay(header)
+    scenario, kernel = replay.scenario, build_policy(replay.scenario).kernel
+    said = header["server"]
+    meta = ServerMeta(
+        engine="llama-server",
+        version=replay.era,
+        model=str(header.get("model", {}).get("file", "unknown")),
+        device=str(header.get("machine", {}).get("cpu", "unknown processor")),
+        gpu_memory_utilization=None,
+        prefix_caching=True,
+        max_num_seqs=scenario.server.slots,
+        max_num_batched_tokens=scenario.n_batch,
+        max_model_len=scenario.slot_context,
+        clock="client",
+        requests=max(1, len(requests)),
+    )
+    recorded = any(record["type"] == "step" for record in records)
+    if recorded:
+        steps = _steps(replay, records, kernel)
+    else:
+        steps = seen_steps([_seen(record) for record in requests if record.get("token_s")], scenario)
+    machine = header.get("machine", {})
+    same_server = as_json_key(
+        [replay.era, header.get("model", {}), machine.get("cpu"), machine.get("cores"), _threads(header)]
+        + [said.get(key) for key in ("kv_type_k", "kv_type_v")]
+    )
+    attention = said.get("flash_attn_resolved", said.get("flash_attn", "unknown"))
+    return SteppedServer(
+        path,
+        meta,
+        tuple(_served(record) for record in requests if record.get("token_s") and "error" not in record),
+        (),
+        scenario=scenario,
+        workload=_workload(records, header.get("body", {})),
+        clients=RecordedClients(
+            _after(requests), _front_end(records, steps if recorded else ()), _begun_after(records)
+        ),
+        steps=steps,
+        seen=not recorded,
+        kernel=kernel,
+        skips=kernel in SKIPPING,
+        machine=_machine(header),
+        same_costs=as_json_key([same_server, attention, said.get("n_ubatch")]),
+        same_server=same_server,
+        same_settings=as_json_key(header["flags"]),
+        settings=" ".join(map(str, header["flags"])) or "its defaults",
+        assumed=tuple(header.get("assumed", ())),
+    )
+
+
+def _threads(header: Record) -> int:
+    flags = [str(flag) for flag in header["flags"]]
+    for flag, value in pairwise(flags):
+        if flag in _THREADS:
+            return int(value)
+    return int(header.get("machine", {}).get("cores", 1))
+
+
+def _machine(header: Record) -> MachineInfo:
+    machine = header.get("machine", {})
+    own = float(header.get("server_cpu_s", 1.0)) + float(header.get("client_cpu_s", 0.0))
+    other = float(header.get("other_cpu_s", 0.0))
+    return MachineInfo(
+        processor=str(machine.get("cpu", "unknown processor")),
+        cores=int(machine.get("cores", 1)),
+        blas="",
+        threads=_threads(header),
+        system=str(machine.get("system", "")),
+        python="",
+        numpy="",
+        load_before=float(header.get("load_before", 0.0)),
+        load_after=0.0,
+        cpu_share=own / (own + other) if own + other > 0 else 1.0,
+    )
+
+
+def _served(record: Record) -> ServedRequest:
+    prompt = tuple((str(source), int(start), int(n)) for source, start, n in record["prompt"])
+    tokens = record["token_s"]
+    return ServedRequest(
+        str(record["id"]), AskedRequest(record["send_s"], prompt, len(tokens)), None, tokens[0], tokens[-1], None
+    )
+
+
+def _workload(records: Sequence[Record], defaults: Record) -> InMemoryRequests:
+    sources = {record["name"]: record["tokens"] for record in records if record["type"] == "source"}
+    requests = [record for record in records if record["type"] == "request" and record["prompt"]]
+    texts, found = SharedTexts(), []
+    for record in sorted(requests, key=lambda record: (record["send_s"], record["id"])):
+        body = {**defaults, **record.get("params", {})}
+        own = {key: body[key] for key in ("n_keep", "n_discard", "cache_prompt") if key in body}
+        prompt = tokens_of(record["prompt"], sources)
+        asked, came = record["n_predict"], len(record.get("token_s", ()))
+        output = max(1, asked) if asked >= 0 else came or 1
+        answer = record.get("output") or [record.get("answer") or 0] * output
+        content = texts.add(record["id"], prompt, answer[:output])
+        number, arrival_s = record["id"], float(record["send_s"])
+        found.append(Request(number, arrival_s, len(prompt), output, content=content, **own))
+    return InMemoryRequests(tuple(found))
+
+
+def _after(requests: Sequence[Record]) -> dict[int, SentAfter]:
+    """What each request waited for: one other, or all of a group (-1: of ``burst0``, -2: of ``burst1``, ...)."""
+    sent = {record["id"] for record in requests if record["prompt"]}
+    groups: dict[str, list[int]] = {}
+    for record in requests:
+        if record["id"] in sent:
+            groups.setdefault(str(record.get("group", "")), []).append(record["id"])
+    found = {}
+    for record in requests:
+        if "after" not in record or record["id"] not in sent:
+            continue
+        number = record["after"]
+        waits = groups.get(f"burst{-1 - number}", []) if number < 0 else [number]
+        if waits and sent.issuperset(waits):
+            found[record["id"]] = SentAfter(tuple(waits), float(record.get("think", 0.0)))
+    return found
+
+
+def _front_end(records: Sequence[Record], steps: Sequence[MeasuredStep]) -> FrontEnd:
+    """There: from sending until the task is posted; back: after a step. Medians, so far as the log's clock allows."""
+    posted = {record["task"]: record["t"] for record in records if record.get("kind") == "post"}
+    requests = [r for r in records if r["type"] == "request" and r.get("token_s") and r.get("task") in posted]
+    if not requests or not steps:
+        return FrontEnd(0.0, 0.0)
+    there = [max(0.0, float(posted[record["task"]] - record["send_s"])) for record in requests]
+    back = [since_last(record["token_s"][0] + _CLOCK_S, steps) - _CLOCK_S for record in requests]
+    return FrontEnd(median(there), max(0.0, median(back)))
+
+
+def _begun_after(records: Sequence[Record]) -> dict[int, float]:
+    """Seconds from sending until the first step, for requests at a fixed time that came to an idle server."""
+    sent = {r["task"]: r for r in records if r["type"] == "request" and "task" in r and "after" not in r}
+    found: dict[int, float] = {}
+    waiting: list[Record] = []
+    idle = True
+    for record in records:
+        if record["type"] == "step":
+            found |= {request["id"]: float(record["t"] - request["send_s"]) for request in waiting}
+            waiting, idle = [], False
+        elif record.get("kind") == "idle":
+            idle = True
+        elif record.get("kind") == "post" and idle and record["task"] in sent:
+            waiting.append(sent[record["task"]])
+    return {number: max(0.0, seconds) for number, seconds in found.items()}
+
+
+def _seen(record: Record) -> SeenRequest:
+    result = record.get("result", {})
+    prompt_s = result["prompt_ms"] / 1e3 if "prompt_ms" in result else None
+    cached = result.get("cache_n", 0)
+    tokens = sum(n for _, _, n in record["prompt"])
+    return SeenRequest(tokens, cached, record["send_s"], record["token_s"], result.get("id_slot"), prompt_s)
+
+
+def _steps(replay: LlamaServerReplay, records: Sequence[Record], kernel: Kernel) -> tuple[MeasuredStep, ...]:
+    """The steps that found room, with the passes that our policy makes of them."""
+    (group,) = build_policy(replay.scenario).groups
+    placed: list[tuple[Record, Any]] = []
+    idle: list[bool] = []
+    for record in records:
+        replay.perform(record)
+        if record["type"] == "step" and record["ok"]:
+            placed.append((record, works_of(kernel, replay.placed, group, skips=kernel in SKIPPING)))
+            idle.append(False)
+        elif record["type"] == "event" and record["kind"] == "idle" and idle:
+            idle[-1] = True
+    starts = [float(record["t"]) for record, _ in placed]
+    seconds = until_next(starts, [float(record["s"]) for record, _ in placed], idle)
+    return tuple(
+        MeasuredStep(start, took, start + record["s"], works)
+        for start, took, (record, works) in zip(starts, seconds, placed, strict=True)
+        if works
+    )

@@ -1,0 +1,284 @@
+"""Recordings of a vLLM server with its steps (``{"type": "meta", "vllm": ...}``): times in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kvsim.costs.profile import MachineInfo
+from kvsim.engines.recordings.files import Record, read_lines
+from kvsim.engines.recordings.recorded_server import ServedRequest, ServerMeta, ServerSecond
+from kvsim.engines.recordings.seen_steps import SeenRequest, seen_steps
+from kvsim.engines.recordings.server_flags import flag_value
+from kvsim.engines.recordings.steps import (
+    LONGEST_S,
+    FrontEnd,
+    MeasuredStep,
+    RecordedClients,
+    SentAfter,
+    SteppedServer,
+    as_json_key,
+    since_last,
+    until_next,
+    works_of,
+)
+from kvsim.engines.recordings.vllm_scenario import vllm_behaviour
+from kvsim.engines.recordings.vllm_scheduler import ServerReplay
+from kvsim.errors import UserError, counted
+from kvsim.experiments.traffic import InMemoryRequests
+from kvsim.model.engine_versions import PRESENT
+from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.simulation.run import build_policy
+from policies import Group, Kernel
+from workloads import Request, Segment
+from workloads.request import answer_of
+from workloads.traces.recorded import AskedRequest
+
+_KERNEL: Kernel = "gather"
+_SEQUENCES = 256
+"""Requests at the same time where vLLM is not told how many."""
+_WAITS = ("mode", "async_scheduling")
+
+
+def read_vllm_steps(path: Path, header: Record) -> SteppedServer:
+    """Read such a recording. Raises ``UserError``, ``ValueError`` and ``KeyError`` if it is none."""
+    records = [record for _, record in read_lines(path)][1:]
+    requests = [record for record in records if record["type"] == "request"]
+    engine, assumed = completed(header)
+    version = str(header.get("vllm") or PRESENT["vLLM"].version)
+    header = {**header, "engine": engine, "vllm": version}
+    asynchronous = bool(engine.get("async_scheduling", False))
+    scenario = _scenario(header, path)
+    meta = ServerMeta(
+        engine="vllm",
+        version=version,
+        model=str(engine["model"]),
+        device=str(header.get("cpu", "unknown processor")),
+        dtype=engine.get("dtype"),
+        block_size=engine["block_size"],
+        num_gpu_blocks=engine["num_blocks"],
+        gpu_memory_utilization=None,
+        prefix_caching=engine["prefix_caching"],
+        max_num_seqs=engine["max_num_seqs"],
+        max_num_batched_tokens=engine["max_num_batched_tokens"],
+        max_model_len=engine["max_model_len"],
+        clock="client",
+        requests=max(1, len(requests)),
+    )
+    same_server = as_json_key(
+        ["vllm", header["vllm"], header.get("shape"), engine.get("dtype"), header.get("cpu"), header.get("cores")]
+    )
+    recorded = any(record["type"] == "step" for record in records)
+    if recorded:
+        steps = _steps(header, records, _group(scenario), asynchronous=asynchronous)
+    else:
+        steps = seen_steps([_seen(record) for record in requests if record.get("tok")], scenario)
+    return SteppedServer(
+        path,
+        meta,
+        tuple(_served(record) for record in requests if "first" in record and "error" not in record),
+        _seconds(records),
+        scenario=scenario,
+        workload=_workload(requests),
+        clients=RecordedClients(_after(header, requests), _front_end(requests, steps if recorded else ())),
+        steps=steps,
+        seen=not recorded,
+        kernel=_KERNEL,
+        skips=False,
+        machine=_machine(header),
+        same_costs=as_json_key([same_server, [engine.get(key) for key in _WAITS]]),
+        same_server=same_server,
+        same_settings=as_json_key([engine, header.get("flags", ())]),
+        settings=" ".join(map(str, header.get("flags", ()))) or str(header.get("group", "its defaults")),
+        assumed=(*header.get("assumed", ()), *assumed),
+    )
+
+
+def completed(header: Record) -> tuple[Record, tuple[str, ...]]:
+    """What a recording says of its engine, with what it does not say, and what was assumed, one line each.
+
+    A server that is asked over HTTP says little of its settings; what it was started with may be in ``flags``.
+    """
+    flags = [str(flag) for flag in header.get("flags", ())]
+    engine, usual, assumed = dict(header["engine"]), PRESENT["vLLM"], []
+
+    def fill(key: str, flag: str, otherwise: int, what: str) -> None:
+        if engine.get(key) is not None:
+            return
+        given = flag_value(flags, flag)
+        engine[key] = otherwise if given is None else int(given)
+        if given is None:
+            assumed.append(f"{counted(otherwise, what)} ({flag} is not known)")
+
+    fill("max_model_len", "--max-model-len", 8192, "token")
+    fill("max_num_seqs", "--max-num-seqs", _SEQUENCES, "sequence")
+    fill("max_num_batched_tokens", "--max-num-batched-tokens", usual.n_batch, "token")
+    fill("block_size", "--block-size", usual.block_size, "token")
+    whole = -(-engine["max_model_len"] // engine["block_size"])
+    fill("num_blocks", "--num-gpu-blocks-override", whole * min(engine["max_num_seqs"], 8), "block")
+    if "prefix_caching" not in engine:
+        engine["prefix_caching"] = "--no-enable-prefix-caching" not in flags
+    version = str(header.get("vllm", ""))
+    if "async_scheduling" not in engine and header.get("clock") == "client" and version:
+        # On CPUs vLLM switches it off.
+        usual_way = vllm_behaviour(version).async_scheduling and "+cpu" not in version
+        engine["async_scheduling"] = usual_way and "--no-async-scheduling" not in flags
+    return engine, tuple(assumed)
+
+
+def _scenario(header: Record, path: Path) -> Scenario:
+    engine = header["engine"]
+    try:
+        behaviour = vllm_behaviour(header["vllm"])
+    except UserError as e:
+        raise UserError(f"{path}: {e}") from None
+    order = {"policy": "vllm"} if behaviour.plain_first else {"policy": "paged", "free_order": "0.22.1"}
+    cells = engine["num_blocks"] * engine["block_size"]
+    server = {
+        "scheduler": "vllm",
+        "slots": engine["max_num_seqs"],
+        "n_batch": engine["max_num_batched_tokens"],
+        "slot_context": min(engine["max_model_len"], cells),
+        "reserve_full": engine.get("scheduler_reserve_full_isl", behaviour.reserve_full),
+        "async_scheduling": bool(engine.get("async_scheduling", False)),
+    }
+    cache = {**order, "cells": cells, "block_size": engine["block_size"], "prefix_cache": engine["prefix_caching"]}
+    return load_scenario({"name": "recorded", "server": server, "cache": cache})
+
+
+def _group(scenario: Scenario) -> Group:
+    (group,) = build_policy(scenario).groups
+    return group
+
+
+def _machine(header: Record) -> MachineInfo:
+    machine = header.get("machine", {})
+    own, other = machine.get("own_s", 1.0), machine.get("other_s", 0.0)
+    return MachineInfo(
+        processor=str(header.get("cpu", "unknown processor")),
+        cores=int(header.get("cores", 1)),
+        blas="",
+        threads=int(header.get("cores", 1)),
+        system="",
+        python=str(header.get("python", "")),
+        numpy="",
+        load_before=float(machine.get("load_before", 0.0)),
+        load_after=0.0,
+        cpu_share=own / (own + other) if own + other > 0 else 1.0,
+    )
+
+
+def _served(record: Record) -> ServedRequest:
+    prompt = tuple((str(source), int(start), int(n)) for source, start, n in record["prompt"])
+    asked = AskedRequest(record["sent"] / 1e3, prompt, record["n_out"])
+    scheduled = record["sched"] / 1e3 if "sched" in record else None
+    first, last, preemptions = record["first"] / 1e3, record["end"] / 1e3, record.get("pre")
+    return ServedRequest(
+        str(record["r"]), asked, scheduled, first, last, None if preemptions is None else int(preemptions)
+    )
+
+
+def _workload(requests: list[Record]) -> InMemoryRequests:
+    texts: dict[str, int] = {}
+    by_number = {record["r"]: record for record in requests}
+
+    def make(number: int, **more: Any) -> Request:
+        record = by_number[number]
+        content = tuple(_segment(source, start, n, texts, by_number) for source, start, n in record["prompt"])
+        return Request(number, prompt_tokens=record["n_prompt"], output_tokens=record["n_out"], content=content, **more)
+
+    ordered = sorted(requests, key=lambda record: (record["sent"], record["r"]))
+    return InMemoryRequests(tuple(make(r["r"], arrival_s=r["sent"] / 1e3) for r in ordered))
+
+
+def _after(header: Record, requests: list[Record]) -> dict[int, SentAfter]:
+    """What each request waited for. In a run without a rate, one that came to an idle server waited for all before."""
+    found = {r["r"]: SentAfter((r["after"],), r.get("think", 0.0) / 1e3) for r in requests if "after" in r}
+    if found or header.get("rate_per_s"):
+        return found
+    before: tuple[int, ...] = ()
+    group: list[int] = []
+    last_ms = ended_ms = 0.0
+    for record in sorted(requests, key=lambda record: (record["due"], record["r"])):
+        if group and record["due"] >= ended_ms:
+            before, group, last_ms = tuple(group), [], ended_ms
+        if before:
+            found[record["r"]] = SentAfter(before, max(0.0, record["sent"] - last_ms) / 1e3)
+        group.append(record["r"])
+        ended_ms = max(ended_ms, record["end"])
+    return found
+
+
+def _front_end(requests: list[Record], steps: Sequence[MeasuredStep]) -> FrontEnd:
+    """There: from sending to the engine, in the fastest tenth, since others wait for a step. Back: after a step."""
+    there = sorted(float(record["engine"] - record["sent"]) for record in requests if "engine" in record)
+    if not there or not steps:
+        return FrontEnd(0.0, 0.0)
+    back = [since_last(record["first"] / 1e3, steps) for record in requests if "first" in record]
+    return FrontEnd(there[len(there) // 10] / 1e3, median(back) if back else 0.0)
+
+
+def _segment(source: Any, start: int, n: int, texts: dict[str, int], requests: Mapping[int, Record]) -> Segment:
+    if isinstance(source, str) and source.startswith("out:"):
+        earlier = int(source.removeprefix("out:"))
+        return Segment(answer_of(earlier, requests[earlier]["n_out"]).source, start, n)
+    return Segment(texts.setdefault(str(source), len(texts)), start, n)
+
+
+def _seen(record: Record) -> SeenRequest:
+    times = [at / 1e3 for at in record["tok"]]
+    return SeenRequest(record["n_prompt"], record.get("hit", 0), record["sent"] / 1e3, times)
+
+
+def _steps(header: Record, records: list[Record], group: Group, *, asynchronous: bool) -> tuple[MeasuredStep, ...]:
+    """The steps that computed something, with the passes that our scheduler and policy make of them."""
+    replay = ServerReplay(header)
+    placed = []
+    for record in records:
+        replay.perform(record)
+        works = works_of(_KERNEL, replay.placed, group, skips=False) if record["type"] == "step" else ()
+        if works and record["n"]:
+            placed.append((record, works))
+    if asynchronous:
+        return _overlapping(placed)
+    starts = [record["t"] / 1e3 for record, _ in placed]
+    own = [(record["sched"] + record["exec"] + record["upd"]) / 1e3 for record, _ in placed]
+    idle = [record["run"][1] == len(record.get("fin", ())) and record["wait"][1] == 0 for record, _ in placed]
+    seconds = until_next(starts, own, idle)
+    return tuple(
+        MeasuredStep(start, took, _output_s(record), works)
+        for start, took, (record, works) in zip(starts, seconds, placed, strict=True)
+    )
+
+
+def _output_s(record: Record) -> float:
+    """When the model's output was back."""
+    return float(record["t"] + record["sched"] + record["exec"]) / 1e3
+
+
+def _overlapping(placed: list[Any]) -> tuple[MeasuredStep, ...]:
+    """Steps of which one is scheduled while another runs: a step takes from the output before it to its own."""
+    found = []
+    before_s = 0.0
+    for record, works in placed:
+        ended_s = _output_s(record)
+        began_s = max(before_s, record["t"] / 1e3)
+        found.append(MeasuredStep(began_s, ended_s - began_s, ended_s, works))
+        before_s = ended_s
+    return tuple(found)
+
+
+def _seconds(records: list[Record]) -> tuple[ServerSecond, ...]:
+    """Requests running and waiting, second by second: as the last step before had them."""
+    found: list[ServerSecond] = []
+    for record in records:
+        if record["type"] != "step":
+            continue
+        if not record["t"] / 1e3 <= LONGEST_S:
+            raise ValueError(f"a step at {record['t']} ms")
+        while len(found) < record["t"] / 1e3:
+            running, waiting = (record[key][0] for key in ("run", "wait"))
+            found.append(ServerSecond(float(len(found)), running, waiting, None))
+    return tuple(found)

@@ -1,0 +1,148 @@
+"""The pace of a recorded server's machine: how much slower it was, moment by moment, than a profile says.
+
+The same machine is up to twofold slower at another time, and runs of the same requests differ accordingly. Every other
+step tells the pace; those between are what a prediction at this pace is held against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from kvsim.calibration.pace import AS_GOOD, WINDOWS_S, clipped, left_out_error, smoothed
+from kvsim.costs.cost_model import CostModel
+from kvsim.costs.pass_price import PassPrice
+from kvsim.costs.tables import FloatArray
+from kvsim.engines.recordings.steps import MeasuredStep, SteppedServer, that_tell
+from kvsim.simulation.backend import Backend, DelegatingBackend
+from policies import Chunk, HostCopy, MicroBatch, Moves, Transfer
+from policies.placement.rule import PassReads
+
+LEAST_WINDOW_S = 0.8
+"""Standard deviation of the narrowest window: a pace is of many steps, not the accident of one."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The steps of a recording beside their prices."""
+
+    start_s: FloatArray
+    measured_s: FloatArray
+    predicted_s: FloatArray
+    """At the profile's own pace."""
+    mixed: np.ndarray
+    """Whether a step has a prompt; bool of shape (steps,)."""
+    tells: np.ndarray
+    """Whether a step tells the pace; bool of shape (steps,)."""
+
+
+def step_times(recording: SteppedServer, costs: CostModel) -> StepTimes:
+    """Price the recorded steps."""
+    price, steps = costs.pass_price(recording.kernel), recording.steps
+    front_end = costs.profile.front_end_s
+    beside_s = 0.0 if front_end is None else front_end.value
+    mixed = np.array([step.regime == "mixed" for step in steps], dtype=bool)
+    return StepTimes(
+        np.array([step.start_s for step in steps]),
+        np.array([step.seconds for step in steps]),
+        np.array([_priced(price, step) + step.by_client * beside_s for step in steps]),
+        mixed,
+        np.array(that_tell(steps), dtype=bool),
+    )
+
+
+def _priced(price: PassPrice, step: MeasuredStep) -> float:
+    return sum(price.seconds(PassReads.counted(w.tokens, w.chunks, w.runs, w.scans)) for w in step.works)
+
+
+class RunPace:
+    """The pace of one run: measured over predicted seconds, smoothed over time, and of prompts beside that."""
+
+    def __init__(self, times: StepTimes):
+        decodes = times.tells & ~times.mixed
+        logs = np.log(times.measured_s / times.predicted_s)
+        self._at = times.start_s[decodes]
+        self._level = clipped(logs[decodes])
+        errors = [left_out_error(self._at, self._level, window) for window in WINDOWS_S]
+        # Of windows that predict about as well, the widest adds least noise.
+        good = [w for w, e in zip(WINDOWS_S, errors, strict=True) if e <= AS_GOOD * min(errors)]
+        self.window_s = max(good[-1], LEAST_WINDOW_S)
+        prompts = times.tells & times.mixed
+        beyond = logs[prompts] - self._logs_at(times.start_s[prompts])
+        self._prompts = float(np.median(beyond)) if len(beyond) else 0.0
+
+    def at(self, at_s: Sequence[float] | FloatArray, mixed: Sequence[bool] | np.ndarray) -> FloatArray:
+        """The pace at these moments of steps of these kinds; float64 of shape (n,)."""
+        found: FloatArray = np.exp(self._logs_at(np.asarray(at_s, dtype=float)) + self._prompts * np.asarray(mixed))
+        return found
+
+    def _logs_at(self, at_s: FloatArray) -> FloatArray:
+        return smoothed(at_s, self._at, self._level, self.window_s)
+
+
+def step_errors(times: StepTimes, pace: RunPace | None) -> pd.DataFrame:
+    """How well single steps are predicted: those that did not tell the pace.
+
+    Columns kind (all, decode, mixed), steps, error (median of predicted / measured - 1), at_pace (the same at the run's
+    pace), spread and spread_at_pace (medians of the errors without their signs).
+    """
+    judged = ~times.tells
+    alone = times.predicted_s / times.measured_s - 1
+    paced = alone if pace is None else times.predicted_s * pace.at(times.start_s, times.mixed) / times.measured_s - 1
+    rows = []
+    for kind, own in (("all", judged), ("decode", judged & ~times.mixed), ("mixed", judged & times.mixed)):
+        if own.any():
+            errors = [float(np.median(each[own])) for each in (alone, paced)]
+            sizes = [float(np.median(np.abs(each[own]))) for each in (alone, paced)]
+            rows.append((kind, int(own.sum()), *errors, *sizes))
+    return pd.DataFrame(rows, columns=["kind", "steps", "error", "at_pace", "spread", "spread_at_pace"])
+
+
+def step_table(times: StepTimes, pace: RunPace) -> pd.DataFrame:
+    """Each step beside the pace of its moment.
+
+    Columns t (seconds since the start), mixed, compared (whether it did not tell the pace), took (its seconds over
+    those of the profile) and pace (that of a step without a prompt at this moment).
+    """
+    return pd.DataFrame(
+        {
+            "t": times.start_s,
+            "mixed": times.mixed,
+            "compared": ~times.tells,
+            "took": times.measured_s / times.predicted_s,
+            "pace": pace.at(times.start_s, np.zeros(len(times.start_s), dtype=bool)),
+        }
+    )
+
+
+class PacedServer(DelegatingBackend):
+    """Predictions at the pace that the machine had at the time."""
+
+    def __init__(self, inner: Backend, pace: RunPace, clock: Callable[[], float]):
+        """``clock``: seconds since the start of the recording."""
+        super().__init__(inner)
+        self._pace, self._clock = pace, clock
+
+    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
+        """Predicted seconds of each micro-batch."""
+        mixed = any(batch.n_tokens > len(batch.chunks) for batch in batches)
+        pace = self._now(mixed=mixed)
+        return [pace * seconds for seconds in super().step(step, batches)]
+
+    def move(self, moves: Moves) -> float:
+        """Predicted seconds."""
+        return self._now() * super().move(moves)
+
+    def transfer(self, transfers: Sequence[Transfer]) -> float:
+        """Predicted seconds."""
+        return self._now() * super().transfer(transfers)
+
+    def copy(self, copies: Sequence[HostCopy]) -> float:
+        """Predicted seconds."""
+        return self._now() * super().copy(copies)
+
+    def _now(self, *, mixed: bool = False) -> float:
+        return float(self._pace.at([self._clock()], [mixed])[0])
