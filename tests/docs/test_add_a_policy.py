@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import kvsim
 from kvsim.simulation.run import build_policy
-from policies import CacheConfig, available, plugins
+from policies import CacheConfig, Chunk, Policy, available, plugins
 from real_engine import Engine
 from tests.docs.pages import blocks
 from tests.kvsim.simulation.random_runs import outcome
@@ -54,6 +54,24 @@ def test_it_is_no_worse_than_blocks_of_one_cell(policy):
     scenario = kvsim.load_scenario("chat", workload__requests=60, cache__block_size=1, cache__prefix_cache=False)
     mine, paged = (kvsim.run(scenario, policy=p).summary for p in (policy, "paged"))
     assert mine["cache"]["stored_cells_mean"] == pytest.approx(paged["cache"]["stored_cells_mean"], rel=0.05)
+
+
+def test_what_it_tells_of_its_cells_is_what_is_counted_where_a_policy_says_nothing(policy):
+    class Silent(policy):
+        """It has no more than the required methods, and what the server may do with a kept prefix."""
+
+        usage, sequences = Policy.usage, Policy.sequences
+
+    assert {*vars(policy)} >= Policy.__abstractmethods__
+    for scheduler in ("llama-server-b4875", "vllm"):
+        scenario = kvsim.load_scenario("chat", workload__requests=20, server__scheduler=scheduler, cache__cells=1500)
+        assert outcome(scenario, Silent) == outcome(scenario, policy)
+    mine, silent = (make(CacheConfig(cells=16)) for make in (policy, Silent))
+    for each in (mine, silent):
+        each.allocate([Chunk(seq, 0, 3) for seq in range(3)])
+        each.free(1)
+    assert silent.usage() == mine.usage()
+    assert (silent.sequences(), silent.first_owners().tolist()) == ([0, 2], [0] * 3 + [-1] * 3 + [2] * 3 + [-1] * 7)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from itertools import accumulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import NOTHING, Content
+from policies import Content
 
 DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=150)
 SEGMENTS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0, 0, 2, 4]), st.integers(0, 7)), max_size=5)
@@ -88,28 +88,6 @@ def test_there_are_as_many_keys_as_asked_for_or_as_full_blocks(segments, size, n
     assert content.keys(size, full + 3) == every
 
 
-def test_blocks_of_several_segments_have_different_keys_if_one_number_differs():
-    """Blocks of 4 across segments of 3: each differs from its neighbour in one number only."""
-    texts = [
-        [(0, 0, 3), (1, 0, 3)],
-        [(0, 0, 3), (1, 1, 3)],
-        [(0, 0, 3), (2, 0, 3)],
-        [(0, 1, 3), (1, 0, 3)],
-        [(0, 0, 2), (1, 0, 3)],
-        [(1, 0, 3), (0, 0, 3)],
-        [(0, 0, 4)],
-    ]
-    keys = [Content(segments).keys(4, 1)[0] for segments in texts]
-    assert len(set(keys)) == len(keys)
-
-
-def test_the_same_tokens_behind_another_prefix_have_another_key():
-    one, other = Content([(0, 0, 4), (2, 0, 4)]), Content([(1, 0, 4), (2, 0, 4)])
-    assert one.keys(4, 2)[1] != other.keys(4, 2)[1]
-    repeated = Content([(0, 0, 4), (0, 0, 4), (0, 0, 4)]).keys(4, 3)
-    assert len(set(repeated)) == 3
-
-
 @DERANDOMIZED
 @given(SEGMENTS, st.integers(0, 20), st.integers(0, 20), SIZES)
 def test_head_and_without_cut_as_lists_do(segments, start, n, size):
@@ -148,12 +126,6 @@ def test_common_prefixes_are_counted_token_by_token(data, one, other, cut):
     assert Content(one).common_prefix(Content(one)) == len(mine)
 
 
-def test_the_empty_content_has_no_tokens_and_no_keys():
-    assert (NOTHING.n, list(NOTHING), NOTHING.keys(4, 3)) == (0, [], [])
-    assert NOTHING.common_prefix(Content([(0, 0, 4)])) == 0
-    assert list(NOTHING.head(3)) == list(NOTHING.without(1, 2)) == []
-
-
 def as_segments(text):
     return [(source, at, 1) for source, at in text]
 
@@ -171,9 +143,3 @@ def longest_run(one, other):
 @given(SEGMENTS, SEGMENTS)
 def test_the_longest_common_run_may_begin_anywhere_and_go_through_segments(one, other):
     assert Content(one).longest_common_run(Content(other)) == longest_run(tokens(one), tokens(other))
-
-
-def test_the_longest_common_run_is_no_prefix():
-    one = Content([(1, 0, 4), (2, 0, 3), (3, 0, 2)])
-    assert one.longest_common_run(Content([(4, 0, 9), (1, 2, 2), (2, 0, 3), (3, 1, 1)])) == 5
-    assert one.longest_common_run(NOTHING) == NOTHING.longest_common_run(one) == 0

@@ -11,74 +11,98 @@ from policies.cells.search import cells_array, find_contiguous, find_scattered, 
 from policies.vocabulary import Moves
 from tests.policies.cells.test_free_extents import SIZE, extents_by_hand
 
-
-@given(
-    st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, SIZE - 1), max_size=40), st.booleans()), max_size=12),
+TAKING = ("take_cells", "take_each", "take", "take_next", "take_last", "take_run", "take_run")
+GIVING_BACK = ("release", "release_each", "release_run")
+READING = ("extents", "largest", "ends", "beside", "copy")
+OPERATIONS = st.tuples(
+    st.sampled_from([*TAKING, *GIVING_BACK, *READING, "move"]), st.integers(0, 299) | st.none(), st.integers(1, 20)
 )
-def test_taking_and_releasing_cells(operations):
-    free, used = FreeCells(SIZE), np.zeros(SIZE, dtype=bool)
-    for take, cells, in_a_row in operations:
-        chosen = np.array([c for c in sorted(cells) if used[c] != take], dtype=np.int64)
-        if take and in_a_row and len(chosen):
-            last = int(chosen[0])
-            while last + 1 < SIZE and not used[last + 1]:
-                last += 1
-            chosen = np.arange(chosen[0], last + 1)
-            free.take(int(chosen[0]), len(chosen))
-        else:
-            (free.take_cells if take else free.release)(chosen)
-        used[chosen] = take
-        assert list(free) == extents_by_hand(used)
-        assert len(free) == len(list(free))
-        assert free.total == SIZE - used.sum()
-        assert free.largest == max((e - s for s, e in free), default=0)
-        assert free.top == (np.flatnonzero(used)[-1] + 1 if used.any() else 0)
-        assert free.last_cells(7).tolist() == np.flatnonzero(~used)[::-1][:7].tolist()
-        assert all(free.count_below(cell) == (~used[:cell]).sum() for cell in range(SIZE + 1))
 
 
-def test_a_copy_is_independent():
-    free = FreeCells(10)
-    free.take(3, 4)
-    twin = deepcopy(free)
-    twin.release(np.array([4]))
-    assert list(free) == [(0, 3), (7, 10)]
-    assert list(twin) == [(0, 3), (4, 5), (7, 10)]
-    assert (twin.total, twin.first_run(1, 3)) == (7, 4)
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from([1, 9, 60, 300]), st.lists(OPERATIONS, max_size=30), st.booleans())
+def test_cells_are_free_that_were_not_taken(size, operations, full):
+    """Some numbers are only counted when they are asked for: they are read now and then, and all of them at the end."""
+    kept, used, behind = FreeCells.of(size, [] if full else range(size)), np.full(size, full), 0
+    for what, at, n in operations:
+        at = behind if at is None else at % size  # None: go on behind the cells that were taken last.
+        if what in TAKING and not used.all():
+            taken = taken_by(what, kept, used, at, n)
+            used[taken] = True
+            behind = taken[-1] + 1 if taken else 0
+        elif what in GIVING_BACK and used.any():
+            used[given_back(what, kept, used, at, n)] = False
+        elif what == "move" and used.any() and not used.all():
+            # To the lowest free cell and back, once or so often that all moves are counted together.
+            src, dst = int(np.flatnonzero(used)[-1]), int(used.argmin())
+            kept.move(Moves.from_runs([(src, dst, 1), (dst, src, 1)] * (500 * (n % 2)) + [(src, dst, 1)]))
+            used[[src, dst]] = False, True
+        elif what in READING:
+            read(what, kept, used, at)
+        assert kept.total == size - used.sum()
+    for what in READING:
+        read(what, kept, used, behind)
 
 
-def lengths_of_extents(free, n):
-    """Of the free cells below n."""
-    return [len(run) for run in "".join("x" if cell in free else " " for cell in range(n)).split()]
+def taken_by(what, kept, used, at, n):
+    """The cells that were taken, in that order."""
+    free = np.flatnonzero(~used)
+    following = np.concatenate((free[free >= at], free[free < at]))[:n].tolist()
+    if what == "take_next":
+        assert kept.take_next(at, len(following)) == following
+        return following
+    if what == "take_last":
+        assert kept.last_cells(n).tolist() == free[::-1][:n].tolist()
+        assert kept.take_last(len(following)) == free[::-1][:n].tolist()
+        return free[::-1][:n].tolist()
+    if what == "take_run":
+        in_a_row = following == list(range(following[0], following[0] + len(following)))
+        assert kept.take_run(at, len(following)) == (following[0] if in_a_row else -1)
+        return following if in_a_row else []
+    if what == "take":
+        run = range(following[0], next(end for _, end in extents_by_hand(used) if end > following[0]))
+        kept.take(run.start, len(run))
+        return list(run)
+    chosen = free[at % len(free) :: n][::-1]
+    kept.take_cells(chosen) if what == "take_cells" else kept.take_each(chosen.tolist())
+    return chosen.tolist()
 
 
-@settings(deadline=None, max_examples=200)
-@given(n=st.integers(1, 300), mostly=st.booleans(), data=st.data())
-def test_extents_of_more_than_a_hundred_cells_are_those_of_a_search(n, mostly, data):
-    """``mostly``: most cells are free at first."""
-    some = set(data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=20)))
-    free = set(range(n)) - some if mostly else some
-    kept = FreeCells.of(n, sorted(free))
-    for _ in range(data.draw(st.integers(0, 20))):
-        take = data.draw(st.booleans())
-        those = sorted(free if take else set(range(n)) - free)
-        if those:
-            chosen = data.draw(st.lists(st.sampled_from(those), unique=True, max_size=20))
-            (kept.take_each if take else kept.release_each)(chosen)
-            free = free - set(chosen) if take else free | set(chosen)
-        lengths = lengths_of_extents(free, n)
-        assert (kept.total, kept.count) == (len(free), len(lengths))
-        if data.draw(st.booleans()):
-            assert kept.largest == max(lengths, default=0)
-        at = data.draw(st.integers(0, n))
-        following = [cell for cell in range(at, n) if cell in free]
-        assert kept.first_cell(at) == (following[0] if following else n)
-        assert kept.last_before(at) == max((cell for cell in free if cell < at), default=-1)
-        assert kept.used_below(at) == max(set(range(at)) - free, default=-1)
-        if at in free:
-            end = next((cell for cell in range(at, n) if cell not in free), n)
-            begin = next((cell for cell in range(at, -1, -1) if cell not in free), -1) + 1
-            assert (kept.end_of_run(at), kept.start_of_run(at), kept.free_from(at)) == (end, begin, end - at)
+def given_back(what, kept, used, at, n):
+    """The cells that were given back."""
+    held = np.flatnonzero(used)
+    chosen = held[at % len(held) :: n]
+    if what == "release_run":
+        start, end = extents_by_hand(~used)[0]
+        kept.release_run(start, end - start)
+        return range(start, end)
+    kept.release(chosen) if what == "release" else kept.release_each(chosen[::-1].tolist())
+    return chosen
+
+
+def read(what, kept, used, at):
+    """Compare what there is with a look at every cell."""
+    extents, size = extents_by_hand(used), len(used)
+    if what == "extents":
+        assert list(kept) == extents
+        assert len(kept) == len(extents)
+    elif what == "largest":
+        assert kept.largest == max((end - start for start, end in extents), default=0)
+    elif what == "ends":
+        assert kept.top == np.flatnonzero(used).max(initial=-1) + 1
+        assert all(kept.count_below(cell) == (~used[:cell]).sum() for cell in range(size + 1))
+    elif what == "beside":
+        assert kept.first_cell(at) == next((cell for cell in range(at, size) if not used[cell]), size)
+        assert kept.last_before(at) == np.flatnonzero(~used[:at]).max(initial=-1)
+        assert kept.used_below(at) == np.flatnonzero(used[:at]).max(initial=-1)
+        for start, end in extents:
+            if start <= at < end:
+                assert (kept.end_of_run(at), kept.start_of_run(at), kept.free_from(at)) == (end, start, end - at)
+    else:
+        twin = deepcopy(kept)
+        twin.release_each(np.flatnonzero(used).tolist())
+        assert list(twin) == [(0, size)]
+        assert list(kept) == extents
 
 
 def find_cell_by_cell(used, head, n):
@@ -103,19 +127,6 @@ def find_cell_by_cell(used, head, n):
             return head, head
         if tested >= size:
             return None, head
-
-
-@settings(max_examples=600)
-@given(
-    st.lists(st.booleans(), min_size=1, max_size=SIZE),
-    st.integers(0, SIZE),
-    st.integers(1, SIZE + 2),
-)
-def test_search_equals_search_by_cells(used, head, n):
-    head = min(head, len(used) - 1)
-    free = FreeCells(len(used))
-    free.take_cells(np.flatnonzero(used))
-    assert find_contiguous(free, start_of_search(head, sum(used), n), n) == find_cell_by_cell(used, head, n)
 
 
 @given(
@@ -146,71 +157,3 @@ def test_searches_that_fail_leave_the_head_where_the_original_does():
         assert found == find_cell_by_cell(used, head, n)
         failed += found[0] is None
     assert failed > 1000
-
-
-@given(st.sets(st.integers(0, SIZE - 1), min_size=1, max_size=40), st.sampled_from([1, 1000]))
-def test_moving_tokens_moves_the_free_cells(cells, times):
-    """To the lowest free cell and back, once or so often that all moves are counted together."""
-    free, target = FreeCells(SIZE), min(set(range(SIZE)) - cells)
-    used = sorted(cells)
-    free.take_cells(np.array(used))
-    there = [(used[-1], target, 1), (target, used[-1], 1)] * (times // 2) + [(used[-1], target, 1)]
-    free.move(Moves.from_runs(there))
-    now = np.zeros(SIZE, dtype=bool)
-    now[[*used[:-1], target]] = True
-    assert list(free) == extents_by_hand(now)
-    assert len(free) == len(list(free))
-    assert free.total == SIZE - len(used)
-    assert free.largest == max(e - s for s, e in free)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(
-                ["next", "last", "run", "run", "run", "go on", "release", "largest", "extents", "top", "list"]
-            ),
-            st.integers(0, SIZE),
-        ),
-        max_size=30,
-    ),
-    st.sets(st.integers(0, SIZE - 1), max_size=SIZE - 1),
-    st.integers(1, 9),
-)
-def test_cells_taken_for_steps(operations, at_first, n):
-    """They are those that a search finds, and everything that is kept up to date stays true."""
-    free, used = FreeCells(SIZE), np.zeros(SIZE, dtype=bool)
-    free.take_cells(np.array(sorted(at_first), dtype=np.int64))
-    used[list(at_first)] = True
-    behind = 0
-    for what, at in operations:
-        k = min(n, int(free.total))
-        at = behind if what == "go on" else at
-        following = [cell for cell in (*range(at, SIZE), *range(at)) if not used[cell]][:k]
-        if what == "next" and k:
-            assert free.take_next(at, k) == following
-            used[following] = True
-        elif what == "last" and k:
-            expected = np.flatnonzero(~used)[::-1][:k].tolist()
-            assert free.take_last(k) == expected
-            used[expected] = True
-        elif what in ("run", "go on") and k:
-            consecutive = following == list(range(following[0], following[0] + k))
-            assert free.take_run(at, k) == (following[0] if consecutive else -1)
-            if consecutive:
-                used[following] = True
-                behind = following[-1] + 1
-        elif what == "release":
-            gone = np.flatnonzero(used)[at::n]
-            free.release(gone)
-            used[gone] = False
-        elif what == "largest":
-            assert free.largest == max((e - s for s, e in free), default=0)
-        elif what == "extents":
-            assert len(free) == len(list(free))
-        elif what == "top":
-            assert free.top == np.flatnonzero(used).max(initial=-1) + 1
-        elif what == "list":
-            assert list(free) == extents_by_hand(used)
-        assert free.total == SIZE - used.sum()
-    assert list(free) == extents_by_hand(used)

@@ -77,23 +77,6 @@ def test_holes_are_filled_as_the_original_fills_them(used, most_runs):
     assert moves.n_runs == runs
 
 
-def test_the_tail_fills_the_first_hole_in_its_own_order():
-    """Used: 0 1 . . . . 6 . 8 9; five cells are used, so cells 2, 3 and 4 are to be filled, by 6, 8 and 9."""
-    arena = arena_of([{0}, {0}, (), (), (), (), {1}, (), {2}, {2}])
-    assert triples(fill_holes(arena, 45)) == [(6, 2, 1), (8, 3, 2)]
-    assert triples(fill_holes(arena, 1)) == [(6, 2, 1)]
-
-
-def test_holes_are_filled_from_the_end_so_that_sequences_end_up_scattered():
-    """Two holes of one cell: the last cell fills the first of them, the last but one the second."""
-    arena = arena_of([{0}, (), {0}, (), {1}, {1}])
-    plan = fill_holes(arena, 45)
-    assert triples(plan) == [(5, 1, 1), (4, 3, 1)]
-    arena.compact(plan)
-    cells, positions = arena.cells_of(1)
-    assert (cells.tolist(), positions.tolist()) == ([3, 1], [4, 5])
-
-
 # Sequences 0, 1 and 2, or cells that two of them share; scattered, and out of order.
 FEW = st.sampled_from([(), (), (0,), (1,), (2,), (0, 1)])
 
@@ -123,11 +106,13 @@ def tokens_in(arena):
 @given(scattered_arenas())
 def test_packing_puts_each_sequence_in_order_into_one_piece(arena):
     full, tidy, before = arena.free.total == 0, packed_in_order(arena), tokens_in(arena)
+    assert is_packed(arena) == tidy
     plan = pack(arena)
     assert tokens_in(arena) == before  # It only plans.
     arena.compact(plan)
     # A full cache has no cell to set a token aside in: there it is all or nothing.
     assert packed_in_order(arena) or (full and plan.n_runs == 0)
+    assert is_packed(arena) == packed_in_order(arena)
     assert len(arena.free) <= 1
     if tidy:
         assert plan.n_runs == 0
@@ -174,25 +159,6 @@ def test_packing_moves_no_more_tokens_than_in_the_order_of_first_cells(arena):
     assert moved <= sum(cell != target for target, cell in enumerate(targets))
 
 
-def test_two_tokens_change_places_by_way_of_a_free_cell():
-    """Sequence 0 has cells 0 and 1 in the wrong order: one token moves aside, and back."""
-    arena = arena_of([{0}, {0}, ()])
-    arena.position[:2] = [1, 0]
-    assert triples(pack(arena)) in ([(0, 2, 1), (1, 0, 1), (2, 1, 1)], [(1, 2, 1), (0, 1, 1), (2, 0, 1)])
-    full = arena_of([{0}, {0}])
-    full.position[:] = [1, 0]
-    assert triples(pack(full)) == []
-
-
-def test_the_sequence_that_is_in_place_stays_there():
-    arena = arena_of([{1}] * 6 + [()] * 2 + [{0}] * 3)
-    assert triples(pack(arena)) == [(8, 6, 3)]
-
-
-def test_an_empty_cache_is_tidy():
-    assert pack(Arena(8)).n_runs == fill_holes(Arena(8), 45).n_runs == 0
-
-
 def test_packing_fills_a_gap_with_a_sequence_from_the_end_rather_than_sliding_all():
     arena = Arena(80)
     for seq, start in ((1, 20), (2, 40)):
@@ -201,28 +167,3 @@ def test_packing_fills_a_gap_with_a_sequence_from_the_end_rather_than_sliding_al
         arena.put(cells, (seq,), 0)
     moves = pack(arena)
     assert [part.tolist() for part in (moves.src, moves.dst, moves.length)] == [[40], [0], [20]]
-
-
-@DERANDOMIZED
-@given(st.lists(st.sampled_from([(), (0,), (1,), (2,), (0, 1)]), min_size=1, max_size=12), st.booleans())
-def test_what_is_packed_is_known_without_a_plan(cells, reversed_order):
-    arena = arena_of(cells)
-    if reversed_order and arena.used:
-        arena.position[: arena.top] = arena.position[: arena.top][::-1].copy()
-        arena.position[arena.owner == 0] = -1
-    held = [(seqs, position) for seqs, position in zip(arena.owner.tolist(), arena.position.tolist(), strict=True)]
-    used, of_each = held[: arena.top], {}
-    for cell, (owner, position) in enumerate(used):
-        of_each.setdefault(owner, []).append((cell, position))
-    tidy = 0 not in of_each and all(
-        [cell for cell, _ in own] == list(range(own[0][0], own[0][0] + len(own)))
-        and [position for _, position in own] == sorted(position for _, position in own)
-        for own in of_each.values()
-    )
-    assert is_packed(arena) == tidy
-    plan = pack(arena)
-    assert not (tidy and plan.n_runs)
-    assert plan.n_runs or tidy or arena.used == arena.size
-    if plan.n_runs:
-        arena.compact(plan)
-        assert is_packed(arena)

@@ -75,9 +75,9 @@ class Shadow:
         self.text[seq] = self.words.spell(self.says[seq][:hit])
         if hit:
             self.note("hit")
-        self._hold_window(seq)
+        self.hold_window(seq)
 
-    def _hold_window(self, seq):
+    def hold_window(self, seq):
         """What the next token sees must be there."""
         for group, kept in self.window.items():
             kept[seq] = set(self.text[seq][max(len(self.text[seq]) + 1 - self.policy.groups[group].window, 0) :])
@@ -106,7 +106,7 @@ class Shadow:
         if start == 0:
             self.end(seq)
         elif kept:
-            self._hold_window(seq)
+            self.hold_window(seq)
 
     def say_instead(self, seq, text):
         """From here on a sequence says something else; the plan to tell the policy."""
@@ -135,7 +135,7 @@ class Shadow:
         """A sequence came back; whether it was told late."""
         self.plans[seq], self.text[seq], self.says[seq], late = self.swapped.pop(ticket)
         assert held == len(self.text[seq])
-        self._hold_window(seq)
+        self.hold_window(seq)
         if late is not None:
             self.told_late[seq] = late
         return late is not None

@@ -84,21 +84,6 @@ def test_simple_split_takes_tokens_as_they_come(step, n_ubatch):
     assert [tokens_of(batch) for batch in split_batch(step, n_ubatch)] == pieces
 
 
-def test_streams_go_together_only_side_by_side():
-    """Sequences 0, 1 and 3 with five, three and two tokens: 3 does not follow 1, so it goes alone."""
-    step = [Chunk(0, 0, 5), Chunk(1, 7, 3), Chunk(3, 0, 2)]
-    assert split_by_stream(step, 8, sequential=True) == [
-        (Chunk(0, 0, 3), Chunk(1, 7, 3)),
-        (Chunk(0, 3, 2),),
-        (Chunk(3, 0, 2),),
-    ]
-    assert split_by_stream(step, 8, sequential=False) == [
-        (Chunk(0, 0, 2), Chunk(1, 7, 2), Chunk(3, 0, 2)),
-        (Chunk(0, 2, 1), Chunk(1, 9, 1)),
-        (Chunk(0, 3, 2),),
-    ]
-
-
 # What is rejected before any cell is looked for
 
 
@@ -197,28 +182,7 @@ def test_keys_that_are_still_to_be_rotated_are_so_in_the_copy_too():
     assert owed == {2: -2, 3: -2, 34: -2, 35: -2}
 
 
-def test_each_stream_has_its_own_cells():
-    policy = cache(CacheSpec(4), n_streams=3)
-    policy.allocate([Chunk(0, 0, 4), Chunk(2, 0, 2)])
-    assert policy.usage().free == 6
-    with pytest.raises(NoSlot):
-        policy.allocate([Chunk(0, 4, 1)])
-    (batch,) = policy.allocate([Chunk(1, 0, 2), Chunk(2, 2, 2)])
-    assert batch.cells.tolist() == [4, 5, 10, 11]
-    policy.keep(2)
-    assert policy.sequences() == [0, 1, 2]
-
-
 # Planning
-
-
-def test_a_step_that_does_not_fit_takes_nothing():
-    policy = cache(CacheSpec(8))
-    policy.allocate([Chunk(0, 0, 3)])
-    with pytest.raises(NoSlot, match="no room for 6 tokens: 5 of 8 cells are free"):
-        policy.allocate([Chunk(1, 0, 6)])
-    assert (policy.sequences(), policy.arenas[0][0].head) == ([0], 3)
-    assert [batch.cells.tolist() for batch in policy.allocate([Chunk(1, 0, 5)])] == [[3, 4, 5, 6], [7]]
 
 
 def test_the_wrong_stream_s_head_is_given_back():

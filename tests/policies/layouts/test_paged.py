@@ -7,31 +7,7 @@ import pytest
 from policies import CacheConfig, Chunk, NoSlot, SequencePlan, Unsupported
 from policies.layouts.paged import PagedPolicy
 from policies.paging.eviction import free_blocks
-from tests.policies.paging.cache import SAME, UNBOUNDED, begin, cache, counted, order, refs, run, says, table, tell
-
-
-def test_tables_take_blocks_from_the_front_of_the_queue_as_they_need_them():
-    policy = cache(6)
-    batches = run(policy, (0, 0, 5), (1, 0, 2))
-    assert (table(policy, 0), table(policy, 1)) == ([1, 2], [3])
-    assert batches[0].cells.tolist() == [4, 5, 6, 7, 8, 12, 13]
-    assert run(policy, (0, 5, 3))[0].cells.tolist() == [9, 10, 11]
-    assert table(policy, 0) == [1, 2]
-    [batch] = run(policy, (0, 8, 1), (1, 2, 1))
-    assert batch.cells.tolist() == [16, 14]
-    assert [view.cells.tolist() for view in batch.views] == [[4, 5, 6, 7, 8, 9, 10, 11, 16], [12, 13, 14]]
-    assert order(policy) == [5, 6]
-    assert policy.sequences() == [0, 1]
-
-
-def test_a_step_longer_than_a_micro_batch_is_cut_but_finds_room_as_a_whole():
-    policy = cache(3, n_ubatch=5)
-    batches = run(policy, (0, 0, 12))
-    assert [batch.cells.tolist() for batch in batches] == [[4, 5, 6, 7, 8], [9, 10, 11, 12, 13], [14, 15]]
-    policy.free(0)
-    with pytest.raises(NoSlot):
-        run(policy, (0, 0, 13))
-    assert policy.sequences() == []
+from tests.policies.paging.cache import SAME, UNBOUNDED, begin, cache, order, refs, run, says, table, tell
 
 
 def test_no_room_changes_nothing_and_says_how_much_was_missing():
@@ -43,19 +19,6 @@ def test_no_room_changes_nothing_and_says_how_much_was_missing():
     assert (table(policy, 0), order(policy), policy.sequences()) == ([1, 2], [3], [0])
     run(policy, (0, 6, 3))
     assert table(policy, 0) == [1, 2, 3]
-
-
-def test_a_sequence_gives_its_blocks_back_last_first():
-    policy = cache(4, prefix_cache=False)
-    run(policy, (0, 0, 12))
-    policy.free(0, 5)
-    assert (table(policy, 0), order(policy), counted(policy)) == ([1, 2], [3, 4], (5, 5))
-    policy.free(0)
-    assert order(policy) == [2, 1, 3, 4]
-    older = cache(4, order="0.22.1")
-    run(older, (0, 0, 12))
-    older.free(0)
-    assert order(older) == [4, 3, 2, 1]
 
 
 def test_only_a_tail_can_go():

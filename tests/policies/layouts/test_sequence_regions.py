@@ -1,6 +1,5 @@
 """One region for each sequence: cells worked out by hand."""
 
-import numpy as np
 import pytest
 
 from policies import CacheConfig, Chunk, NoSlot, SequencePlan, Unsupported, available
@@ -157,17 +156,6 @@ def test_the_oracle_takes_what_will_be_needed_and_the_tightest_place_for_it():
     assert cache.admits(plan(1, 2))
 
 
-def test_who_was_let_in_by_the_oracle_ends_well():
-    cache = policy("oracle", cells=20)
-    cache.open(0, plan(4, 12))
-    cache.open(1, plan(4, 8))
-    for start in range(8):
-        cache.allocate([Chunk(seq, start, 1) for seq in range(2)])
-    for start in range(8, 12):
-        cache.allocate([Chunk(0, start, 1)])
-    assert cache.usage().internal_fragmentation == 0
-
-
 # Ring. A window of six cells, two of them sinks; no position beyond 7 (max_tokens 8).
 
 
@@ -219,37 +207,6 @@ def test_a_prompt_longer_than_the_window_goes_through_it_in_pieces():
     assert cache.usage().stored == 6
 
 
-def test_renumbering_in_the_middle_of_a_prompt_reaches_every_key():
-    """Equal tokens, one by one and in pieces: rotated keys and cells end up the same."""
-    ends = []
-    for piece in (1, 3, 4):
-        cache = ring()
-        token_in, rotary = np.full(12, -1), np.zeros(12, dtype=int)
-        for start in range(0, 24, piece):
-            (batch,) = cache.allocate([Chunk(0, start, piece)], views=True)
-            shift, (view,) = batch.places[0].shift, batch.views
-            rotary[shift.cells] += shift.deltas
-            token_in[batch.cells] = np.arange(start, start + piece)
-            rotary[batch.cells] = view.positions[-piece:]
-            assert rotary[view.cells].tolist() == view.positions.tolist()
-            assert np.diff(rotary[view.cells[2:]]).tolist() == [1] * (len(view.cells) - 3)
-            assert rotary.max() < 8
-        ends.append(token_in.tolist())
-    assert ends[0] == ends[1] == ends[2] == [0, 1, 22, 23, 20, 21, *[-1] * 6]
-
-
-def test_rings_go_on_for_ever_and_beside_each_other():
-    cache = ring()
-    assert cache.unbounded
-    assert cache.admits(plan(6, 8, 8))
-    cache.open(1, plan(6, 8, 8))
-    assert not cache.admits(plan(6, 8, 8))
-    for start in range(40):
-        (batch,) = cache.allocate([Chunk(0, start, 1), Chunk(1, start, 1)])
-        assert batch.cells[1] == batch.cells[0] + 6
-    assert cache.usage().stored == cache.usage().allocated == 12
-
-
 def test_what_was_overwritten_cannot_be_gone_back_to():
     cache = ring()
     cache.allocate([Chunk(0, 0, 6)])
@@ -259,11 +216,3 @@ def test_what_was_overwritten_cannot_be_gone_back_to():
         cache.free(0, 5)
     cache.free(0)
     assert cache.usage().allocated == 0
-
-
-@pytest.mark.parametrize("kernel", ["masked", "tiled", "gather", "sliced"])
-def test_of_a_ring_no_more_than_the_window_is_useful(kernel):
-    cache = ring(kernel=kernel)
-    for batch in cache.allocate([Chunk(0, 0, 11)]):
-        assert batch.reads.useful[0] <= 6
-        assert batch.reads.useful[0] <= batch.reads.scanned[0]

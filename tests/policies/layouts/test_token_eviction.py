@@ -59,14 +59,6 @@ def test_every_group_of_layers_evicts_by_itself():
     assert [group.share for group in policy.groups] == [0.5, 0.5]
 
 
-def test_attention_may_be_put_in_later():
-    policy = cache("h2o", attention=None)
-    policy.attention = Oldest()
-    start(policy, 12)
-    policy.allocate([Chunk(0, 12, 1)])
-    assert positions(policy) == list(range(4, 13))
-
-
 def scattered(name, **keys):
     """A sequence of which one token is left in each of its first blocks: those that 4 divides are heavy."""
 

@@ -77,17 +77,6 @@ def test_sequences_begin_pages_of_their_own():
     assert [block // 2 for block in blocks(policy, FULL, 1)] == [2, 2]
 
 
-def test_a_chunk_finds_room_in_all_kinds_or_in_none():
-    policy = two_level(3)
-    assert policy.reserve(Chunk(0, 0, 4))
-    before = policy.usage()
-    # One page is left: enough for two blocks of full attention, not for those of the window as well.
-    assert not policy.reserve(Chunk(1, 0, 5))
-    assert (policy.usage(), policy.sequences()) == (before, [0])
-    assert policy.reserve(Chunk(1, 0, 4))
-    assert policy.usage().placeable == 0
-
-
 def test_the_first_kind_leaves_the_others_what_they_need():
     """Two sequences share a page of full attention rather than take the last page, which the window needs."""
     policy = two_level(3)
@@ -138,14 +127,6 @@ def test_the_page_that_was_idle_longest_is_evicted_whichever_kind_has_it():
     assert oldest not in policy.pages.idle
     assert len(policy.pages.idle) == 1
     assert policy.match(2, SAME, 9) == 0
-
-
-def test_a_found_page_is_not_evicted_for_the_sequence_that_found_it():
-    policy = two_level(6, prefix_cache=True)
-    begin(policy, 0, SAME, 9)
-    policy.free(0)
-    assert begin(policy, 1, SAME, 12) == 8
-    assert policy.usage().stored == 12
 
 
 @pytest.mark.parametrize(

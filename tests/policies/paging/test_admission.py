@@ -1,66 +1,12 @@
-"""What is found in the prefix cache, and which chunks find room: stories with the numbers of their blocks."""
+"""What is found in the prefix cache, and which chunks find room: stories with the numbers of their blocks.
+
+What vLLM does with the same calls is compared in ``tests/kvsim/engines/test_vllm_conformance.py``.
+"""
 
 import pytest
 
 from policies import NOTHING, Chunk, NoSlot
 from tests.policies.paging.cache import SAME, begin, cache, counted, moves_of, order, refs, run, says, table, tell
-
-
-def test_sequences_with_the_same_prefix_share_full_blocks():
-    policy = cache(8)
-    assert begin(policy, 0, says(0, 8, (1, 0, 3))) == 0
-    assert begin(policy, 1, says(0, 8, (2, 0, 2))) == 8
-    assert (table(policy, 0), table(policy, 1)) == ([1, 2, 3], [1, 2, 4])
-    assert refs(policy) == [0, 2, 2, 1, 1, 0, 0, 0, 0]
-    assert begin(policy, 2, says(0, 6, (1, 0, 6))) == 4
-    assert table(policy, 2) == [1, 5, 6]
-    assert policy.occupancy().owners[4] == {0, 1, 2}
-
-
-def test_the_blocks_of_an_ended_sequence_are_found_until_they_are_handed_out():
-    policy = cache(4)
-    begin(policy, 0, says(0, 9))
-    policy.free(0)
-    assert order(policy) == [3, 4, 2, 1]
-    assert policy.match(1, SAME, 20) == 8
-    assert policy.found(1) == [1, 2]
-    run(policy, (2, 0, 9))
-    assert (table(policy, 2), order(policy)) == ([3, 4, 2], [1])
-    assert policy.match(1, SAME, 20) == 4
-    policy.free(2)
-    assert order(policy) == [2, 4, 3, 1]
-    assert begin(policy, 1, SAME, 6) == 4
-    assert table(policy, 1) == [1, 2]
-
-
-def test_the_last_token_is_always_computed_and_a_duplicate_block_found_only_when_the_first_is_gone():
-    policy = cache(4)
-    begin(policy, 0, says(0, 8))
-    assert policy.match(1, SAME, 8) == 4
-    assert policy.match(1, SAME, 9) == 8
-    assert begin(policy, 1, says(0, 8)) == 4
-    assert (table(policy, 0), table(policy, 1)) == ([1, 2], [1, 3])
-    assert policy.match(2, SAME, 9) == 8
-    assert policy.found(2) == [1, 2]
-    policy.free(0)
-    assert order(policy) == [4, 2]
-    run(policy, (3, 0, 8))
-    assert policy.match(2, SAME, 9) == 8
-    assert policy.found(2) == [1, 3]
-
-
-def test_full_blocks_of_answers_are_found_too():
-    policy = cache(8)
-    tell(policy, 0, says(0, 3, (7, 0, 9)))
-    run(policy, (0, 0, 3))
-    longer = says(0, 3, (7, 0, 9), (1, 0, 9))
-    assert policy.match(1, longer, 20) == 0
-    run(policy, (0, 3, 1))
-    assert policy.match(1, longer, 20) == 4
-    run(policy, (0, 4, 7))
-    assert policy.match(1, longer, 20) == 8
-    run(policy, (0, 11, 1))
-    assert policy.match(1, longer, 20) == 12
 
 
 def test_a_text_may_become_known_while_it_is_written():
@@ -82,13 +28,6 @@ def test_a_sequence_without_text_is_never_found():
     run(policy, (0, 0, 8), (1, 0, 8))
     assert policy.match(2, NOTHING, 8) == 0
     assert policy.pool.n_cached == 0
-
-
-def test_without_a_prefix_cache_nothing_is_found():
-    policy = cache(4, prefix_cache=False)
-    begin(policy, 0, says(0, 8))
-    assert begin(policy, 1, says(0, 8)) == 0
-    assert (table(policy, 0), table(policy, 1), policy.pool.n_cached) == ([1, 2], [3, 4], 0)
 
 
 def test_a_block_is_found_from_the_moment_it_is_scheduled():
@@ -163,47 +102,6 @@ def test_found_blocks_are_used_once():
         run(policy, (1, 8, 1))
 
 
-def test_a_waiting_sequence_leaves_the_watermark_free():
-    """10 % of 21 blocks are 2 blocks."""
-    policy = cache(20, watermark=0.1)
-    run(policy, (0, 0, 60))
-    assert len(order(policy)) == 5
-    assert not policy.reserve(Chunk(1, 0, 13), waits=True)
-    assert policy.reserve(Chunk(1, 0, 12), waits=True)
-    policy.free(1)
-    assert policy.reserve(Chunk(1, 0, 20))
-    assert len(order(policy)) == 0
-
-
-def test_the_whole_sequence_must_fit_though_only_a_chunk_is_placed():
-    policy = cache(5, watermark=0.2)
-    assert not policy.reserve(Chunk(0, 0, 4), whole=21)
-    assert not policy.reserve(Chunk(0, 0, 4), whole=17, waits=True)
-    assert order(policy) == [1, 2, 3, 4, 5]
-    assert policy.reserve(Chunk(0, 0, 4), whole=16, waits=True)
-    assert table(policy, 0) == [1]
-    assert policy.reserve(Chunk(1, 0, 4), whole=16)
-
-
-def test_found_blocks_save_free_ones_only_if_others_hold_them():
-    """Three blocks are found; those that no sequence holds are taken from the free ones."""
-    policy = cache(6)
-    begin(policy, 0, says(0, 13))
-    assert policy.match(1, SAME, 20) == 12
-    tell(policy, 1, says(0, 20))
-    assert policy.reserve(Chunk(1, 12, 8), whole=20)
-    policy.free(1)
-    policy.free(0)
-    assert order(policy) == [4, 6, 5, 3, 2, 1]
-    assert policy.match(1, SAME, 28) == 12
-    tell(policy, 1, says(0, 28))
-    assert not policy.reserve(Chunk(1, 12, 13))
-    assert not policy.reserve(Chunk(1, 12, 4), whole=25)
-    assert policy.match(1, SAME, 28) == 12
-    assert policy.reserve(Chunk(1, 12, 12), whole=24)
-    assert (table(policy, 1), order(policy)) == ([1, 2, 3, 4, 6, 5], [])
-
-
 def test_a_found_block_is_not_taken_from_a_sequence_that_got_it_since():
     policy = cache(3)
     begin(policy, 0, says(0, 5))
@@ -215,20 +113,6 @@ def test_a_found_block_is_not_taken_from_a_sequence_that_got_it_since():
     assert (table(policy, 1), refs(policy)) == ([], [0, 1, 1, 1])
     policy.free(2)
     assert begin(policy, 1, says(0, 5)) == 0
-
-
-def test_a_found_block_is_not_handed_out_to_others_in_the_same_step():
-    policy = cache(4)
-    begin(policy, 0, says(0, 5))
-    begin(policy, 2, says(1, 8))
-    policy.free(0)
-    policy.free(2)
-    assert order(policy) == [2, 1, 4, 3]
-    assert policy.match(1, SAME, 5) == 4
-    assert policy.found(1) == [1]
-    tell(policy, 1, says(0, 5))
-    run(policy, (2, 0, 8), (1, 4, 1))
-    assert (table(policy, 1), table(policy, 2)) == ([1, 3], [2, 4])
 
 
 def test_blocks_found_by_two_sequences_are_not_handed_out_to_either_in_the_same_step():
@@ -245,10 +129,3 @@ def test_blocks_found_by_two_sequences_are_not_handed_out_to_either_in_the_same_
     run(policy, (1, 4, 12), (2, 4, 1))
     assert (table(policy, 1)[0], table(policy, 2)[0]) == (1, 3)
     assert sorted(table(policy, 1) + table(policy, 2)) == [1, 2, 3, 4, 5, 6]
-
-
-def test_nothing_is_found_of_no_tokens():
-    policy = cache(4)
-    begin(policy, 0, SAME, 8)
-    assert policy.match(1, SAME, 9) == 8
-    assert policy.match(1, SAME, 0) == 0

@@ -1,5 +1,7 @@
 """Evicted, swapped and prefetched blocks in the host tier: stories with the numbers of their blocks."""
 
+import pytest
+
 from policies import Chunk, Transfer
 from policies.paging.host_offload import TransferLog
 from tests.policies.paging.cache import (
@@ -13,7 +15,6 @@ from tests.policies.paging.cache import (
     counted,
     moves_of,
     order,
-    refs,
     run,
     says,
     table,
@@ -70,20 +71,6 @@ def test_blocks_that_are_still_cached_are_not_copied_back():
     assert policy.found(3) == [1, 2]
 
 
-def test_a_sequence_comes_back_to_find_its_blocks_in_use():
-    policy = cache(5, host_cells=16)
-    begin(policy, 0, says(0, 10))
-    ticket = policy.swap_out(0)
-    begin(policy, 1, says(0, 9))
-    assert policy.swap_in(0, ticket) == 10
-    assert (table(policy, 0)[:2], refs(policy)[:3]) == ([1, 2], [0, 2, 2])
-    policy.free(0)
-    policy.free(1)
-    assert policy.match(2, SAME, 9) == 8
-    run(policy, (3, 0, 20))
-    assert policy.pool.n_cached == 0
-
-
 def test_free_blocks_that_are_still_cached_are_not_room_for_the_others():
     """Two blocks are still there and both are free, but the third has been taken."""
     policy = cache(3, host_cells=16)
@@ -96,16 +83,6 @@ def test_free_blocks_that_are_still_cached_are_not_room_for_the_others():
     policy.free(1)
     assert policy.swap_in(0, ticket) == 10
     assert table(policy, 0) == [1, 2, 3]
-
-
-def test_a_sequence_that_has_given_up_its_beginning_is_not_swapped():
-    policy = cache(6, window=6, host_cells=64)
-    run(policy, (0, 0, 13), (1, 0, 4))
-    run(policy, (0, 13, 1))
-    assert policy.swap_out(0) is None
-    assert table(policy, 0) == [0, 0, 3, 4]
-    ticket = policy.swap_out(1)
-    assert policy.swap_in(2, ticket) == 4
 
 
 def test_a_sequence_stays_swapped_out_while_there_is_no_room():
@@ -154,7 +131,7 @@ def test_a_forgotten_swapped_sequence_gives_up_its_slots():
     assert policy.settle_transfers() == (Transfer(OUT, 4, 0, 8), Transfer(OUT, 12, 0, 8))
 
 
-def test_evicted_blocks_are_found_in_the_host_tier():
+def test_evicted_blocks_are_found_in_the_host_tier_brought_back_and_stay_there():
     policy = cache(3, host_cells=32)
     begin(policy, 0, says(0, 9))
     policy.free(0)
@@ -162,20 +139,9 @@ def test_evicted_blocks_are_found_in_the_host_tier():
     batches = run(policy, (1, 0, 12))
     assert table(policy, 1) == [3, 2, 1]
     assert transfers_of(batches) == (Transfer(OUT, 8, 0, 4), Transfer(OUT, 4, 4, 4))
+    policy.free(1)
     assert policy.match(2, SAME, 9) == 8
     assert policy.found(2) == [~1, ~0]
-    policy.free(1)
-    assert begin(policy, 2, SAME, 9) == 8
-    assert table(policy, 2) == [1, 2, 3]
-
-
-def test_blocks_brought_back_are_cached_again_and_stay_in_the_host_tier():
-    policy = cache(3, host_cells=32)
-    begin(policy, 0, says(0, 9))
-    policy.free(0)
-    run(policy, (1, 0, 12))
-    policy.free(1)
-    assert policy.match(2, SAME, 9) == 8
     tell(policy, 2, says(0, 9))
     assert policy.reserve(Chunk(2, 8, 1))
     [batch] = run(policy, (2, 8, 1))
@@ -379,17 +345,10 @@ def test_blocks_found_in_the_host_tier_may_be_gone_when_they_are_reserved():
     assert not policy.reserve(Chunk(3, 4, 1))
 
 
-def test_an_empty_step_loses_no_pending_transfer():
-    policy = cache(4, host_cells=16)
-    run(policy, (0, 0, 4))
-    assert policy.swap_out(0) is not None
-    assert policy.allocate([]) == ()
-    assert policy.settle_transfers() == (Transfer(OUT, 4, 0, 4),)
-
-
-def test_a_step_without_a_token_loses_no_pending_transfer():
+@pytest.mark.parametrize("chunks", [[], [(1, 4, 0)]], ids=["no chunk", "a chunk of no token"])
+def test_an_empty_step_loses_no_pending_transfer(chunks):
     policy = cache(4, host_cells=16)
     run(policy, (0, 0, 4), (1, 0, 4))
     assert policy.swap_out(0) is not None
-    assert run(policy, (1, 4, 0)) == ()
+    assert run(policy, *chunks) == ()
     assert policy.settle_transfers() == (Transfer(OUT, 4, 0, 4),)

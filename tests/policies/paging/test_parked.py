@@ -11,17 +11,6 @@ def taken(pages, slot, at, n, *, ahead=False):
     return pages.take(n)
 
 
-def test_a_slot_finds_the_pages_of_its_last_sequence_where_they_were():
-    pages = ParkedPages(range(6))
-    first = taken(pages, 0, 0, 3)
-    taken(pages, 1, 0, 1)
-    pages.release(first[::-1])
-    assert pages.settle() == 4
-    assert taken(pages, 0, 0, 2) == first[:2]
-    assert taken(pages, 0, 2, 2) == [first[2], 4]
-    assert (pages.settle(), pages.n_found, pages.n_mapped) == (1, 3, 5)
-
-
 def test_pages_mapped_nowhere_come_before_parked_ones_and_the_longest_parked_before_others():
     pages = ParkedPages(range(5))
     old, new = taken(pages, 0, 0, 2), taken(pages, 1, 0, 2)

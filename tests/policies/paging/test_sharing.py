@@ -19,19 +19,6 @@ from tests.policies.paging.cache import (
 )
 
 
-def test_the_first_to_write_to_a_shared_block_gets_a_copy_of_it():
-    policy = cache(8)
-    run(policy, (0, 0, 6))
-    policy.copy(0, 1)
-    assert (table(policy, 1), refs(policy)[:4]) == ([1, 2], [0, 2, 2, 0])
-    batches = run(policy, (1, 6, 1))
-    assert (table(policy, 0), table(policy, 1)) == ([1, 2], [1, 3])
-    assert moves_of(batches) == [(8, 12, 2)]
-    assert batches[0].cells.tolist() == [14]
-    assert moves_of(run(policy, (0, 6, 1), (1, 7, 1))) == []
-    assert (refs(policy)[:4], counted(policy)) == ([0, 2, 1, 1], (11, 11))
-
-
 def test_the_source_of_a_copy_may_be_the_first_to_write():
     policy = cache(8)
     run(policy, (0, 0, 6))
@@ -88,14 +75,6 @@ def test_part_of_a_sequence_can_be_shared_and_the_full_blocks_of_both_differ():
     assert policy.found(2) == [1, 2]
     assert policy.match(2, says(0, 6, (5, 0, 6)), 9) == 8
     assert policy.found(2) == [1, 3]
-
-
-def test_a_full_block_is_never_copied():
-    policy = cache(4)
-    run(policy, (0, 0, 4))
-    policy.copy(0, 1)
-    assert moves_of(run(policy, (0, 4, 1), (1, 4, 1))) == []
-    assert (table(policy, 0), table(policy, 1)) == ([1, 2], [1, 3])
 
 
 def test_only_the_beginning_of_a_sequence_can_be_shared():

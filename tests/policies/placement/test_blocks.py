@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from policies import CacheConfig, Chunk, Content, SequencePlan, available
 from policies.paging.blocks import PRIVATE
-from tests.policies.placement.harness import Twins
 from tests.policies.placement.stories import SEEDS, live, story
 
 NAMES = ("paged", "vllm", "chunked", "paged-window", "vattention", "no-evict", "expected-length", "radix-tree")
@@ -28,27 +27,6 @@ CONFIGS = st.builds(
 @settings(max_examples=150, deadline=None)
 def test_rows_take_the_blocks_that_single_steps_take(name, config, seed):
     live(lambda: available()[name](config), story(seed), most=config.max_tokens)
-
-
-def test_a_row_takes_a_block_when_its_last_one_is_full():
-    twins = Twins(lambda: available()["paged"](CacheConfig(cells=64, block_size=4)))
-    assert twins.step([Chunk(0, 0, 3)])
-    assert twins.join([0]) == [0]
-    blocks = twins.ruled.tables[0].blocks
-    assert twins.step()
-    assert len(blocks) == 1
-    assert twins.step()
-    assert len(blocks) == 2
-
-
-def test_without_room_nothing_happens():
-    twins = Twins(lambda: available()["paged"](CacheConfig(cells=12, block_size=4)))
-    assert twins.step([Chunk(0, 0, 4)])
-    assert twins.step([Chunk(1, 0, 4)])
-    assert twins.join([0, 1]) == [0, 1]
-    assert not twins.rule.take_step()
-    assert [row.length for row in twins.rule.rows] == [4, 4]
-    assert not twins.step()
 
 
 def test_what_only_one_sequence_says_is_cached_without_a_key_until_it_is_to_return():

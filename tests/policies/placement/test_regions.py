@@ -49,14 +49,6 @@ def test_a_full_region_grows_within_the_step():
     assert not twins.rule.passes[0].groups[0].prepares
 
 
-def test_where_no_room_is_left_to_grow_nothing_happens():
-    twins = begun("growing", [16, 16])
-    before = twins.ruled.usage()
-    assert not twins.rule.take_step()
-    assert not twins.step()
-    assert (twins.ruled.usage(), [row.length for row in twins.rule.rows]) == (before, [16, 16])
-
-
 def test_more_rows_than_a_pass_has_tokens_take_several_passes():
     twins = begun("ring", [6, 6, 6, 6, 6], window=4, sinks=2, max_tokens=8)
     shifts = 0

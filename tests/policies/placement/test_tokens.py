@@ -75,15 +75,6 @@ def test_a_long_sequence_evicts_as_it_goes_on():
     assert [len(row.held[0].cells) for row in twins.rule.rows] == [17, 17]
 
 
-def test_where_room_is_short_the_rule_leaves_it_to_the_policy():
-    twins = begun("streaming-llm", [8, 8], cells=20, sinks=2)
-    before = twins.ruled.usage()
-    assert not twins.rule.reserve()
-    assert not twins.rule.take_step()
-    assert not twins.step()
-    assert twins.ruled.usage() == before
-
-
 def test_there_is_no_rule_where_attention_reads_more_than_the_blocks():
     assert available()["h2o"](CacheConfig(cells=64, kernel="masked")).placement_rule() is None
 
