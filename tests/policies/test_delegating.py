@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from policies import CacheConfig, Chunk, Policy, available
+from policies import CacheConfig, Policy, available
 from policies.delegating import DECLARED, DelegatingPolicy
 from policies.layouts.unified import UnifiedPolicy
 
@@ -55,12 +55,3 @@ def test_every_declared_attribute_is_that_of_the_inner_policy(name):
     assert {*declared} >= {"name", "capacity", "groups", "kernel", "block_size", "unbounded", "can_free_while_decoding"}
     for field in (*declared, "max_sequence_tokens"):
         assert getattr(outer, field) == getattr(inner, field)
-
-
-def test_cells_are_taken_and_given_back_in_the_inner_policy():
-    outer = delegating()
-    outer.allocate([Chunk(0, 0, 5)])
-    assert outer.sequences() == outer.inner.sequences() == [0]
-    assert outer.usage() == outer.inner.usage()
-    outer.free(0)
-    assert outer.inner.sequences() == []

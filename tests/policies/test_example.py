@@ -11,11 +11,11 @@ from contextlib import closing
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvsim.scenario.scenario import load_scenario
-from tests.kvsim.simulation.random_runs import outcome, scenarios
+from tests.kvsim.simulation.random_runs import outcome
 from tests.paths import ROOT
 from tests.policies.invariants.rules import CacheMachine
 from tests.policies.invariants.subjects import SETTINGS
@@ -146,23 +146,6 @@ def test_its_own_tests_pass():
 @pytest.mark.slow
 def test_it_keeps_every_invariant(best_fit):
     run_state_machine_as_test(partial(CacheMachine, best_fit), settings=settings(SETTINGS, max_examples=50))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheduler", ["llama-server", "llama-server-b4875", "vllm", "static"])
-def test_its_steps_are_taken_one_by_one_however_many_are_asked_for(scheduler, best_fit):
-    """It has no placement rule."""
-    assert not best_fit.has_placement_rule
-
-    @settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    @given(scenario=scenarios(schedulers=(scheduler,)))
-    def compare(scenario):
-        for detail in ("tables", "requests"):
-            together = outcome(scenario, best_fit, most_steps=1 << 62, detail=detail)
-            assert outcome(scenario, best_fit, most_steps=1, detail=detail) == together
-            assert outcome(scenario, best_fit, most_steps=0, detail=detail) == together
-
-    compare()
 
 
 def test_its_usage_is_that_of_a_layout_that_needs_one_extent(best_fit):

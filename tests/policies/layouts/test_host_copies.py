@@ -14,9 +14,12 @@ from tests.policies.invariants.subjects import POLICIES
 
 CONFIG = CacheConfig(cells=48, n_ubatch=6, sequences=4, max_tokens=40, pad=8, window=7, threshold=0.05)
 COPYING = {
-    **{name: POLICIES[name] for name in ("contiguous", "fill-holes", "full-compaction", "tight sliding-window")},
+    **{name: POLICIES[name] for name in ("contiguous", "fill-holes", "full-compaction")},
     "in a row": lambda config: MultiStreamPolicy("in a row", config, [CacheSpec(config.cells)], contiguous=True),
     "a stream each": lambda config: MultiStreamPolicy("streams", config, [CacheSpec(24)], n_streams=4),
+    "a narrow window": lambda config: MultiStreamPolicy(
+        "window", config, [CacheSpec(48, share=0.5), CacheSpec(16, window=7, share=0.5)]
+    ),
     "windows": lambda config: MultiStreamPolicy(
         "windows", config, [CacheSpec(24, share=0.5), CacheSpec(16, window=7, share=0.5)], n_streams=4
     ),

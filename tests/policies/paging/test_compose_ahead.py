@@ -42,15 +42,6 @@ def state(policy):
     return policy.pool.keys, policy.pool.free.order(), {seq: list(t.blocks) for seq, t in policy.tables.items()}
 
 
-def test_a_block_with_a_token_that_is_not_known_cannot_be_found():
-    policy = started()
-    assert [cached(policy, seq) for seq in range(3)] == [1, 1, 2]
-    decode(policy, 1)  # Fills the second block of sequence 1, with a token that the step before gives.
-    assert cached(policy, 1) == 1
-    decode(policy, 1, first=1)
-    assert cached(policy, 1) == 2
-
-
 def test_what_is_known_in_the_end_can_be_found():
     policy = started()
     decode(policy, 1)

@@ -4,7 +4,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from policies import Chunk, SequencePlan
+from policies import CacheConfig, Chunk, SequencePlan, available
 from tests.policies.placement.harness import Twins
 
 SEQUENCES = 4
@@ -13,6 +13,19 @@ SEQUENCES = 4
 EVENTS = ("prompt", "prompt", "prompt", "steps", "steps", "steps", "free", "leave", "draft")
 SEEDS = st.integers(0, 1 << 32)
 """What a story is drawn by: thus it is long, whatever a failing test is reduced to."""
+
+
+def begun(name, prompts, **config):
+    """Twins of a preset with these prompts, all of which are rows."""
+    config = CacheConfig(**config)
+    most = config.max_tokens
+    twins = Twins(lambda: available()[name](config))
+    for seq, prompt in enumerate(prompts):
+        for cache in twins.both():
+            cache.open(seq, SequencePlan(prompt, most, most))
+        assert twins.step([Chunk(seq, 0, prompt)])
+    assert twins.join(range(len(prompts))) == list(range(len(prompts)))
+    return twins
 
 
 def story(seed, *, events=40, tokens=20, drafts=3):

@@ -171,13 +171,6 @@ def test_rows_that_fill_a_micro_batch():
         assert twins.step()
 
 
-@pytest.mark.parametrize("kernel", ["gather", "sliced"])
-def test_kernels_that_read_a_sequence_alone_have_no_rule(kernel):
-    assert UnifiedPolicy("any", CacheConfig(cells=64, kernel=kernel)).placement_rule() is None
-    assert PromptDecodeRegionsPolicy("any", CacheConfig(cells=64, kernel=kernel)).placement_rule() is None
-    assert PromptDecodeRegionsPolicy("any", CacheConfig(cells=64, sort_batch=True)).placement_rule() is None
-
-
 def test_a_sequence_joins_when_its_prompt_has_ended():
     policy = PromptDecodeRegionsPolicy("regions", CacheConfig(cells=64))
     rule = policy.placement_rule()

@@ -3,10 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import CacheConfig, Chunk, SequencePlan, available
+from policies import CacheConfig, available
 from policies.cells.region_search import SEARCHES
-from tests.policies.placement.harness import Twins
-from tests.policies.placement.stories import SEEDS, live, story
+from tests.policies.placement.stories import SEEDS, begun, live, story
 
 NAMES = ("hf-reserved", "growing", "ring", "oracle")
 CONFIGS = st.builds(
@@ -27,19 +26,8 @@ def test_rows_fill_their_regions_as_if_each_step_were_asked_for(name, config, se
     live(lambda: preset(config), story(seed), most=150 if preset(config).unbounded else config.max_tokens)
 
 
-def begun(name, prompts, **config):
-    """A policy with these prompts, all of which are rows."""
-    twins = Twins(lambda: available()[name](CacheConfig(**{"cells": 64, "n_ubatch": 32, "max_tokens": 64} | config)))
-    for seq, prompt in enumerate(prompts):
-        for cache in twins.both():
-            cache.open(seq, SequencePlan(prompt, 64, 64))
-        assert twins.step([Chunk(seq, 0, prompt)])
-    assert twins.join(range(len(prompts))) == list(range(len(prompts)))
-    return twins
-
-
 def test_a_full_region_grows_within_the_step():
-    twins = begun("growing", [15, 3], cells=128)
+    twins = begun("growing", [15, 3], cells=128, n_ubatch=32, max_tokens=64)
     assert twins.step()
     assert not twins.rule.released
     assert twins.step()
@@ -50,7 +38,7 @@ def test_a_full_region_grows_within_the_step():
 
 
 def test_more_rows_than_a_pass_has_tokens_take_several_passes():
-    twins = begun("ring", [6, 6, 6, 6, 6], window=4, sinks=2, max_tokens=8)
+    twins = begun("ring", [6, 6, 6, 6, 6], cells=64, n_ubatch=32, window=4, sinks=2, max_tokens=8)
     shifts = 0
     for _ in range(20):
         assert twins.step()
@@ -62,7 +50,3 @@ def test_more_rows_than_a_pass_has_tokens_take_several_passes():
     twins.ruled.free(2), twins.asked.free(2)
     assert twins.step()
     assert [(work.tokens, work.rows) for work in twins.rule.passes] == [(2, twins.rule.rows)]
-
-
-def test_there_is_no_rule_where_attention_reads_more_than_the_region():
-    assert available()["ring"](CacheConfig(cells=64, kernel="masked")).placement_rule() is None

@@ -8,8 +8,9 @@ from policies import CacheConfig, Chunk, available
 from policies.layouts.llamacpp import mid_2025
 from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
 from tests.policies.placement.harness import Twins
-from tests.policies.placement.stories import SEEDS, SEQUENCES, live, story
+from tests.policies.placement.stories import SEEDS, SEQUENCES, begun, live, story
 
+FOUR = {"cells": 4096, "sequences": 4, "n_ubatch": 32, "window": 30, "max_tokens": 400}
 NAMES = ("llama.cpp-b6975", "streams", "sliding-window")
 
 
@@ -64,21 +65,11 @@ def test_presets_of_long_sequences_go_on_as_when_they_are_asked(name, unified):
         assert twins.step()
 
 
-def begun(name="sliding-window", prompts=(40, 50, 20), **config):
-    """A policy with these prompts, all of which are rows."""
-    config = {"cells": 4096, "sequences": 4, "n_ubatch": 32, "window": 30} | config
-    twins = Twins(lambda: available()[name](CacheConfig(**config)))
-    for seq, prompt in enumerate(prompts):
-        assert twins.step([Chunk(seq, 0, prompt)])
-    assert twins.join(range(len(prompts))) == list(range(len(prompts)))
-    return twins
-
-
 @pytest.mark.parametrize("beside", [(), (Chunk(3, 0, 50),)], ids=["alone", "beside a prompt"])
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("name", ["llama.cpp-b6975", "sliding-window"])
 def test_a_context_shift_is_told_with_the_next_step(name, unified, beside):
-    twins = begun(name, (20, 29, 12), unified=unified)
+    twins = begun(name, (20, 29, 12), unified=unified, **FOUR)
     for cache in twins.both():
         cache.free(1, 4, 14)
         cache.shift(1, 14, None, -10)
@@ -94,7 +85,7 @@ def test_a_context_shift_is_told_with_the_next_step(name, unified, beside):
 
 @pytest.mark.parametrize("unified", [True, False])
 def test_sequences_that_are_cut_go_on_as_rows(unified):
-    twins = begun(unified=unified)
+    twins = begun("sliding-window", (40, 50, 20), unified=unified, **FOUR)
     for _ in range(5):
         for cache in twins.both():
             cache.free(1, twins.lengths[1] - 7)
@@ -106,17 +97,10 @@ def test_sequences_that_are_cut_go_on_as_rows(unified):
 
 
 def test_a_sequence_that_shares_cells_is_no_row():
-    twins = begun("llama.cpp-b6975")
+    twins = begun("llama.cpp-b6975", (40, 50, 20), **FOUR)
     for cache in twins.both():
         cache.copy(0, 3)
     twins.lengths[3] = 40
     assert twins.join(range(4)) == [1, 2]
     assert twins.step()
     assert twins.step([Chunk(3, 40, 5)])
-
-
-def test_there_is_no_rule_for_other_kernels_or_runs_in_a_window():
-    config = CacheConfig(cells=64, sequences=2)
-    assert available()["llama.cpp-b6975"](CacheConfig(cells=64, kernel="gather")).placement_rule() is None
-    specs = [CacheSpec(64), CacheSpec(64, window=4)]
-    assert MultiStreamPolicy("runs", config, specs, contiguous=True).placement_rule() is None

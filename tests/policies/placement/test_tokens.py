@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import CacheConfig, Chunk, SequencePlan, available
+from policies import CacheConfig, available
 from policies.cells.token_ranks import DrawnAttention
 from policies.presets.papers.token_eviction import PRESETS
-from tests.policies.placement.harness import Twins
-from tests.policies.placement.stories import SEEDS, live, story
+from tests.policies.placement.stories import SEEDS, begun, live, story
 
 NAMES = [preset.name for preset in PRESETS]
 CONFIGS = st.builds(
@@ -56,27 +55,11 @@ def test_the_lightest_tokens_are_found_without_ranking_all(name, config, seed):
     live(lambda: available()[name](config), story(seed), most=90, prepare=measure)
 
 
-def begun(name, prompts, **config):
-    """A policy with these prompts, all of which are rows."""
-    settings = {"cells": 400, "block_size": 4, "n_ubatch": 64, "max_tokens": 400, "budget": 8} | config
-    twins = Twins(lambda: available()[name](CacheConfig(**settings)))
-    for seq, prompt in enumerate(prompts):
-        for cache in twins.both():
-            cache.open(seq, SequencePlan(prompt, 400, 400))
-        assert twins.step([Chunk(seq, 0, prompt)])
-    twins.join(range(len(prompts)))
-    return twins
-
-
 def test_a_long_sequence_evicts_as_it_goes_on():
-    twins = begun("h2o", [40, 3], budget=16)
+    twins = begun("h2o", [40, 3], cells=400, block_size=4, n_ubatch=64, max_tokens=400, budget=16)
     for _ in range(200):
         assert twins.step()
     assert [len(row.held[0].cells) for row in twins.rule.rows] == [17, 17]
-
-
-def test_there_is_no_rule_where_attention_reads_more_than_the_blocks():
-    assert available()["h2o"](CacheConfig(cells=64, kernel="masked")).placement_rule() is None
 
 
 def test_factors_never_fall_with_the_distance():
