@@ -12,7 +12,8 @@ from platformdirs import user_data_path
 from kvsim.costs.devices import device_named, devices
 from kvsim.costs.shipped import shipped_names
 from kvsim.errors import NoTimes
-from kvsim.model.memory_shapes import MemoryShape, memory_shape
+from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.memory_shapes import memory_shape
 
 if TYPE_CHECKING:
     from kvsim.costs.profile import Profile

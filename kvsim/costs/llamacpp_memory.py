@@ -8,7 +8,7 @@ PR 13194).
 from __future__ import annotations
 
 from kvsim.costs.memory_settings import CONTEXT_UNIT, MOST_PARALLEL, Part, PlanSettings, weight_parts
-from kvsim.model.memory_shapes import AttentionGroup, MemoryShape
+from kvsim.model.attention_groups import AttentionGroup, MemoryShape
 from kvsim.model.storage_types import CACHE_TYPES, LLAMACPP_CACHE_TYPES, row_bytes
 
 

@@ -26,8 +26,9 @@ from kvsim.costs.memory_settings import (
 )
 from kvsim.costs.vllm_profile import profile_run, serve_defaults
 from kvsim.errors import UserError, no_such
+from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.engine_versions import PRESENT
-from kvsim.model.memory_shapes import MemoryShape, memory_shape
+from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.storage_types import binary_reading, decimal_hint, format_size, is_mixture, parse_size
 
 if TYPE_CHECKING:

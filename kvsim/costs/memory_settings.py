@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvsim.errors import UserError, no_such
+from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.engine_versions import PRESENT
-from kvsim.model.memory_shapes import MemoryShape
 from kvsim.model.storage_types import CACHE_TYPES, WEIGHT_TYPES, weight_bytes
 
 Engine = Literal["llamacpp", "vllm"]

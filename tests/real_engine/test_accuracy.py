@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from kvsim.errors import UserError
-from kvsim.model.engine_shapes import BYTES_PER_NUMBER, STORAGES
+from kvsim.model.engine_shapes import STORAGES
+from kvsim.model.storage_types import bytes_per_number
 from policies import CacheConfig, Chunk, Group, View, available
 from real_engine import Engine, kernels, load_model
 from real_engine.accuracy import PAIRS, accuracy
@@ -63,7 +64,7 @@ def test_narrower_types_deviate_more(found):
     shape = loaded.transformer.shape
     numbers = shape.n_layers * shape.n_kv_heads * shape.d_head
     for row in result.table.to_dict("records"):
-        assert row["cell_bytes"] == numbers * (BYTES_PER_NUMBER[row["k"]] + BYTES_PER_NUMBER[row["v"]])
+        assert row["cell_bytes"] == numbers * (bytes_per_number(row["k"]) + bytes_per_number(row["v"]))
         assert row["perplexity_over_f32"] == pytest.approx(row["perplexity"] / result.reference_perplexity)
     rmse = result.table.set_index(["k", "v"])["logits_rmse"]
     for mixed in (("q8_0", "q4_0"), ("q4_0", "q8_0")):

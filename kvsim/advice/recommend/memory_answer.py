@@ -17,7 +17,7 @@ from kvsim.advice.recommend.question import Question
 from kvsim.costs.memory_plan import Plan, default_batch, plan
 from kvsim.costs.memory_settings import CONTEXT_UNIT, ENGINE_TITLES, PLAN_ENGINES, Engine
 from kvsim.errors import UserError
-from kvsim.model.memory_shapes import MemoryShape
+from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.storage_types import format_size
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from kvsim.costs.memory_plan import default_cells, plan
 from kvsim.costs.profile import Profile, load_profile
 from kvsim.errors import NoTimes, UserError
 from kvsim.experiments.traffic import OfferedLoad, Traffic, read_traffic
-from kvsim.model.memory_shapes import MemoryShape, memory_shape
+from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.memory_shapes import memory_shape
 from kvsim.scenario.scenario import Scenario, load_scenario, validated
 
 DEFAULT_REQUESTS = 2000

@@ -36,7 +36,7 @@ from kvsim.advice.recommend.trials import (
 )
 from kvsim.experiments.traffic import Traffic
 from kvsim.experiments.workers import Done, Job, map_unordered, preload
-from kvsim.model.memory_shapes import MemoryShape
+from kvsim.model.attention_groups import MemoryShape
 
 RecommendProgress = Callable[[int, int, int], None]
 """Called with the number of finished runs, an estimate of all runs, and the number of runs that could not finish."""

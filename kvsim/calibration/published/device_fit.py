@@ -18,7 +18,7 @@ from kvsim.costs.fitting import fit_regimes
 from kvsim.costs.pass_layout import Sample
 from kvsim.costs.profile import Coefficient, CopyCost, Host, Profile, Range, Source
 from kvsim.errors import UserError
-from kvsim.model.memory_shapes import MemoryShape
+from kvsim.model.attention_groups import MemoryShape
 from kvsim.results import writable
 
 if TYPE_CHECKING:

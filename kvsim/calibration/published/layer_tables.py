@@ -18,7 +18,7 @@ import numpy as np
 from kvsim.costs.pass_layout import Sample
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
-from kvsim.model.memory_shapes import MemoryShape
+from kvsim.model.attention_groups import MemoryShape
 from policies import Kernel
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from kvsim.costs.pass_layout import Sample
 from kvsim.costs.profile import Source
 from kvsim.errors import UserError, choices, no_such
 from kvsim.installation import install_extra
-from kvsim.model.config_fields import config_fields
-from kvsim.model.memory_shapes import MemoryShape, memory_shape
+from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.memory_shapes import config_fields, memory_shape
 from policies import Kernel
 
 NAME = "aiconfigurator-core"

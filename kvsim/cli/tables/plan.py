@@ -7,7 +7,7 @@ from rich.console import Console
 from kvsim.cli.tables.formats import new_table
 from kvsim.costs.memory_plan import Plan
 from kvsim.costs.memory_settings import ENGINE_TITLES, MOST_CONTEXT, Engine
-from kvsim.model.memory_shapes import MemoryShape
+from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.storage_types import format_size
 
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from kvsim.errors import UserError
-from kvsim.model.config_fields import config_fields
-from kvsim.model.memory_shapes import memory_shape, model_names, shape_of_config
+from kvsim.model.config_shapes import shape_of_config
+from kvsim.model.memory_shapes import config_fields, memory_shape, model_names
 from tests.gguf_files import Small
 
 LAYERS = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}

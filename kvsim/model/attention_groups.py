@@ -1,0 +1,98 @@
+"""What each layer of a model caches, and all else that determines the model's memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from kvsim.model.storage_types import row_bytes
+
+Kind = Literal["full", "window", "latent"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Layers with the same kind of KV cache."""
+
+    kind: Kind
+    """``full``: K and V of all tokens; ``window``: of the last ``window``; ``latent``: one vector that stands for both
+    (multi-head latent attention, DeepSeek-V2, arXiv:2405.04434)."""
+    layers: int
+    k_row: int
+    """Numbers of K in one layer for one token: KV heads times their size; for a latent, rank plus rotated part."""
+    v_row: int
+    """Numbers of V in one layer for one token; 0 for a latent, in which V is part of K."""
+    k_head: int
+    """Size of a K head."""
+    v_head: int
+    """Size of a V head."""
+    window: int | None = None
+    """Tokens in the sliding window."""
+
+    @property
+    def title(self) -> str:
+        """Description for tables, with the number of layers."""
+        what = {"full": "full attention", "window": f"window of {self.window or 0:,}", "latent": "latent"}[self.kind]
+        return f"{what}, {self.layers} layer{'s' * (self.layers != 1)}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShape:
+    """All that determines the memory of a model: its KV cache, its weights, and the widths of its buffers."""
+
+    name: str
+    source: str
+    """The file, or the source of the shipped figures."""
+    groups: tuple[AttentionGroup, ...]
+    llamacpp_windows: bool
+    """Whether llama.cpp uses a small cache for layers with a window; otherwise it caches all tokens."""
+    d_model: int
+    n_heads: int
+    d_ff: int
+    """Width of the widest feed-forward layer; in a mixture of experts, of all experts of one token together."""
+    vocabulary: int
+    context: int | None
+    """Tokens of context that the model was trained for, if known."""
+    parameters: dict[str, int]
+    """Number of weights by storage type, if counted from the shape; ``default`` is the type that users may choose."""
+    stored: dict[str, int]
+    """Bytes of weights by storage type, if read from a GGUF file; either this or ``parameters`` is empty."""
+    default_type: str
+    """The type of ``default`` weights unless the user chooses another."""
+    n_experts: int = 0
+    """Experts in a layer, of which each token uses some; 0 without."""
+    experts_per_token: int = 0
+    qk_norm: bool = False
+    """Whether queries and keys have norms of their own."""
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """A unique title for each group; with the widths of K and V if only they differ."""
+        often = Counter(group.title for group in self.groups)
+        return tuple(
+            group.title if often[group.title] == 1 else f"{group.title} of {group.k_row} and {group.v_row}"
+            for group in self.groups
+        )
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers that cache something."""
+        return sum(group.layers for group in self.groups)
+
+    def cell_bytes(self, type_k: str, type_v: str) -> int:
+        """Bytes of one token's K and V in all layers, each as if it kept every token."""
+        return self.key_bytes(type_k) + self.value_bytes(type_v)
+
+    def key_bytes(self, kind: str) -> int:
+        """Bytes of one token's K in all layers, stored as that type."""
+        return sum(g.layers * row_bytes(kind, g.k_row) for g in self.groups)
+
+    def value_bytes(self, kind: str) -> int:
+        """Bytes of one token's V in all layers, stored as that type."""
+        return sum(g.layers * row_bytes(kind, g.v_row) for g in self.groups)
+
+    @property
+    def n_parameters(self) -> int | None:
+        """Number of weights, if counted from the shape."""
+        return sum(self.parameters.values()) or None
