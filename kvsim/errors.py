@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kvsim.scenario.scenario import Scenario
-    from kvsim.simulation.job import Job
-    from policies import Policy
-
-_NAMED = 4
-"""Requests that a message describes; the others are only counted."""
-
+from collections.abc import Iterable
+from typing import Any
 
 _MEANT = 3
 """Names that may have been meant; others are left out."""
@@ -69,10 +60,10 @@ class NoTimes(UserError):
     The message has one line: what was measured, what is served, and how to get the times.
     """
 
-    def __init__(self, message: str, scenario: Scenario | None = None):
+    def __init__(self, message: str, scenario: Any = None):
         super().__init__(message)
         self.scenario = scenario
-        """What was asked about, if known."""
+        """The ``Scenario`` that was asked about, if known."""
 
 
 class Divergence(Exception):
@@ -88,16 +79,7 @@ class Livelock(UserError):
     The message names the requests, how many cells or blocks they wait for, and how many are free.
     """
 
-    def __init__(self, now: float, jobs: Sequence[Job], policy: Policy, reason: str = ""):
-        self.requests = tuple(job.request.id for job in jobs)
-        size, usage = policy.block_size, policy.usage()
-        unit = f"blocks of {size} cells" if size > 1 else "cells"
-        named = []
-        for job in jobs[:_NAMED]:
-            need = -(-job.tokens // size) - -(-job.computed // size)
-            progress = f"{job.request.prompt_tokens} prompt tokens, {job.generated} generated"
-            named.append(f"request {job.request.id} ({progress}) waits for {need}")
-        others = f", and {len(jobs) - _NAMED} more wait" if len(jobs) > _NAMED else ""
-        why = f" ({reason})" if reason else ""
-        free = f"{usage.free // size} of {usage.capacity // size} {unit} are free"
-        super().__init__(f"{policy.name}: no progress after {now:.3f} s{why}: {free}; {', '.join(named)}{others}")
+    def __init__(self, message: str, requests: tuple[int, ...] = ()):
+        super().__init__(message)
+        self.requests = requests
+        """Numbers of the requests that wait."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from kvsim.errors import Livelock
 from kvsim.simulation.job import Job
+from policies import Policy
 
 _LOOK_EVERY: Final = 1000
 """Steps without progress after which it is checked whether any can still come."""
+_NAMED: Final = 4
+"""Requests that a message describes; the others are only counted."""
 
 
 class ProgressWatch:
@@ -28,3 +32,19 @@ class ProgressWatch:
         That is certain once all tokens that are known could have been computed anew since the last progress.
         """
         return self._steps > sum(job.tokens for job in jobs)
+
+
+def no_progress(now: float, jobs: Sequence[Job], policy: Policy, reason: str = "") -> Livelock:
+    """The error that says which requests wait, for how many cells or blocks, and how many are free."""
+    size, usage = policy.block_size, policy.usage()
+    unit = f"blocks of {size} cells" if size > 1 else "cells"
+    named = []
+    for job in jobs[:_NAMED]:
+        need = -(-job.tokens // size) - -(-job.computed // size)
+        progress = f"{job.request.prompt_tokens} prompt tokens, {job.generated} generated"
+        named.append(f"request {job.request.id} ({progress}) waits for {need}")
+    others = f", and {len(jobs) - _NAMED} more wait" if len(jobs) > _NAMED else ""
+    why = f" ({reason})" if reason else ""
+    free = f"{usage.free // size} of {usage.capacity // size} {unit} are free"
+    message = f"{policy.name}: no progress after {now:.3f} s{why}: {free}; {', '.join(named)}{others}"
+    return Livelock(message, tuple([job.request.id for job in jobs]))

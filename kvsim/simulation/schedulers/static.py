@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
 
-from kvsim.errors import Livelock
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import SchedulerBase
 from kvsim.simulation.schedulers.decoding import DecodingJobs
+from kvsim.simulation.schedulers.progress import no_progress
 from policies import Chunk, NoSlot, Policy
 from policies.compiled import mypyc_attr
 from policies.placement.rule import PlacementRule
@@ -70,7 +70,7 @@ class Static(SchedulerBase):
             decoding.leave_all()
         step = self._chunks(self.batch, self._n_batch)
         if not step and self.waiting:
-            raise Livelock(now, list(self.waiting), self._policy)
+            raise no_progress(now, list(self.waiting), self._policy)
         return step
 
     def _join(self, decoding: DecodingJobs) -> bool:
@@ -124,7 +124,7 @@ class Static(SchedulerBase):
         if reason.done:
             self._complete([chunk for batch in reason.done for chunk in batch.chunks], now)
         if len(self.batch) < 2:
-            raise Livelock(now, [*self.batch, *self.waiting], self._policy, str(reason))
+            raise no_progress(now, [*self.batch, *self.waiting], self._policy, str(reason))
         job = self.batch.pop()
         self._policy.will_return(job.slot)
         self._policy.free(job.slot)

@@ -13,7 +13,7 @@ from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import ENDLESS, SchedulerBase
 from kvsim.simulation.schedulers.decoding import DecodingJobs
 from kvsim.simulation.schedulers.prefix_orders import queue_for
-from kvsim.simulation.schedulers.progress import ProgressWatch
+from kvsim.simulation.schedulers.progress import ProgressWatch, no_progress
 from kvsim.simulation.schedulers.queues import Queue, urgency
 from kvsim.simulation.schedulers.running import RunningJobs
 from policies import Chunk, NoSlot, Policy
@@ -367,7 +367,7 @@ class Vllm(SchedulerBase):
 
     def _livelock(self, now: float, reason: str = "") -> Livelock:
         self._leave_all_rows()
-        return Livelock(now, [*self.running, *self.waiting], self._policy, reason)
+        return no_progress(now, [*self.running, *self.waiting], self._policy, reason)
 
 
 def _progress(job: Job) -> tuple[int, int, int]:
