@@ -30,11 +30,6 @@ class Device:
     package: str | None = None
     """The name that aiconfigurator-core has for it; None if it has no kernels of it."""
 
-    @property
-    def is_sxm(self) -> bool:
-        """Whether there are slower forms of it, on cards of their own."""
-        return self.name.endswith("_sxm")
-
 
 @cache
 def devices() -> dict[str, Device]:
@@ -58,6 +53,8 @@ def recorded_device(title: str) -> Device:
     """The device that a recording names in its own way, such as "NVIDIA GeForce RTX 4090". Raises ``UserError``."""
     plain = re.sub(r"[^a-z0-9]", "", title.lower())
     for device in devices().values():
-        if any(part in plain for part in device.titles) and not (device.is_sxm and re.search("pcie|nvl", plain)):
+        # Of those on SXM boards there are slower forms, on cards of their own.
+        other_form = device.name.endswith("_sxm") and re.search("pcie|nvl", plain)
+        if any(part in plain for part in device.titles) and not other_form:
             return device
     raise UserError(no_such("device", title, devices()))

@@ -22,22 +22,12 @@ EARLY_DEFAULTS: dict[str, tuple[Any, str]] = {
 """What llama-server of early 2025 does otherwise than today's where no flag says (``common/common.h`` of b4875): keys
 of the section ``server``, their values, and these in words."""
 
-_SERVER_KEYS = {
-    "context_shift": (*TODAYS_SERVERS, EARLY_SERVER),
-    "n_keep": (*TODAYS_SERVERS, EARLY_SERVER),
-    "n_discard": (*TODAYS_SERVERS, EARLY_SERVER),
-    "cache_prompt": (*TODAYS_SERVERS, EARLY_SERVER),
-    "slot_prompt_similarity": (*TODAYS_SERVERS, EARLY_SERVER),
-    "keep_idle_slots": (*TODAYS_SERVERS, EARLY_SERVER),
-    "cache_ram": TODAYS_SERVERS,
-    "cache_idle_slots": TODAYS_SERVERS,
-    "cache_reuse": (*TODAYS_SERVERS, EARLY_SERVER),
-    "chunked_prefill": ("vllm",),
-    "long_prefill_threshold": ("vllm",),
-    "reserve_full": ("vllm",),
-    "async_scheduling": ("vllm",),
-    "order": ("vllm",),
-    "longest_prefix_limit": ("vllm",),
+_OF_LLAMA = ("context_shift", "n_keep", "n_discard", "cache_prompt", "slot_prompt_similarity", "keep_idle_slots")
+_OF_VLLM = ("chunked_prefill", "long_prefill_threshold", "reserve_full", "async_scheduling", "order")
+_SERVER_KEYS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys((*_OF_LLAMA, "cache_reuse"), (*TODAYS_SERVERS, EARLY_SERVER)),
+    **dict.fromkeys(("cache_ram", "cache_idle_slots"), TODAYS_SERVERS),
+    **dict.fromkeys((*_OF_VLLM, "longest_prefix_limit"), ("vllm",)),
 }
 """Keys of the section ``server`` that only some schedulers look at."""
 

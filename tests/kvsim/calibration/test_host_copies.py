@@ -5,8 +5,8 @@ import pytest
 
 from kvsim.calibration.run import measure
 from kvsim.calibration.trials import CELLS, HostCopyWork, Trial, Trials, draw_trials
+from kvsim.costs.cost_model import CostModel
 from kvsim.costs.fitting import HostCopySample, digest, fit
-from kvsim.costs.host_copies import host_copies_s
 from kvsim.costs.profile import load_profile
 from policies import Group, HostCopy, Transfer
 from real_engine import Engine, load_model
@@ -62,8 +62,8 @@ def test_a_calibration_finds_what_copies_cost():
     clock = DriftingClock(noise=0.01)
     found = measure(DriftingSubject(clock), seconds=20, clock=clock).profile
     for transfers in (ONE_RUN, BACK_IN_TEN):
-        truth = host_copies_s(TRUTH, HostCopy(transfers), 0.0)
-        assert host_copies_s(found, HostCopy(transfers), 0.0) == pytest.approx(truth, rel=0.1)
+        truth = CostModel(TRUTH, cell_bytes=0.0).host_copies(HostCopy(transfers))
+        assert CostModel(found, cell_bytes=0.0).host_copies(HostCopy(transfers)) == pytest.approx(truth, rel=0.1)
 
 
 def test_the_engine_is_timed_with_sequences_of_all_sizes():

@@ -1,7 +1,6 @@
 """The cost model: what is predicted, and what is refused."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from kvsim.simulation.time_breakdown import SECONDS
 from policies import NO_MOVES, Chunk, Group, MicroBatch, Moves, Place, Reads, Shift
 from policies.cells.reads import reads_of
 from policies.placement.rule import PassReads
+from tests.kvsim.costs.passes import looked_up
 
 
 @pytest.fixture
@@ -24,42 +24,29 @@ def shipped():
     return load_profile("default")
 
 
-def looked_up(slopes, knots, tokens):
-    """What a piecewise linear table adds up to."""
-    pieces = zip(slopes, knots[:-1], [*knots[1:-1], math.inf], strict=True)
-    return sum(slope.value * (min(tokens, high) - low) for slope, low, high in pieces if low < tokens)
+CHUNKS = (Chunk(0, 100, 1), Chunk(1, 0, 30))
 
 
-def test_prediction_is_the_sum_of_its_parts(shipped):
-    costs = CostModel(shipped)
-    chunks = (Chunk(0, 100, 1), Chunk(1, 0, 30))
-    reads = reads_of("masked", chunks, lambda seq: np.arange(101), 512)
-    a = shipped.kernels["masked"]
+@pytest.mark.parametrize(
+    ("kernel", "cells", "scans"),
+    [
+        ("masked", lambda seq: np.arange(101), [(31, 512)]),  # All tokens scan the whole span together.
+        ("sliced", {0: np.arange(101), 1: np.arange(200, 230)}.__getitem__, [(1, 101), (30, 30)]),
+    ],
+)
+def test_prediction_is_the_sum_of_its_parts(shipped, kernel, cells, scans):
+    reads, a = reads_of(kernel, CHUNKS, cells, 512), shipped.kernels[kernel]
     expected = (
         a.base_s.value
         + looked_up(shipped.matmul_slopes_s, shipped.matmul_knots, 31)
-        + 512 * (a.per_cell_s.value + looked_up(a.further_token_s, shipped.attention_knots, 31))
+        + sum(
+            seen * (a.per_cell_s.value + looked_up(a.further_token_s, shipped.attention_knots, n)) for n, seen in scans
+        )
         + a.per_chunk_s.value * 2
         + a.per_run_s.value * 2
     )
-    batch = MicroBatch(chunks, (Place(np.arange(31), reads),))
-    assert costs.pass_price("masked").seconds(PassReads.of(batch)) == pytest.approx(expected, rel=1e-12)
-
-
-def test_chunks_that_scan_apart_are_charged_apart(shipped):
-    chunks = (Chunk(0, 100, 1), Chunk(1, 0, 30))
-    cells = {0: np.arange(101), 1: np.arange(200, 230)}
-    reads, a = reads_of("sliced", chunks, cells.__getitem__, 512), shipped.kernels["sliced"]
-    expected = (
-        a.base_s.value
-        + looked_up(shipped.matmul_slopes_s, shipped.matmul_knots, 31)
-        + 101 * a.per_cell_s.value
-        + 30 * (a.per_cell_s.value + looked_up(a.further_token_s, shipped.attention_knots, 30))
-        + a.per_chunk_s.value * 2
-        + a.per_run_s.value * 2
-    )
-    batch = MicroBatch(chunks, (Place(np.arange(31), reads),))
-    assert CostModel(shipped).pass_price("sliced").seconds(PassReads.of(batch)) == pytest.approx(expected, rel=1e-12)
+    batch = MicroBatch(CHUNKS, (Place(np.arange(31), reads),))
+    assert CostModel(shipped).pass_price(kernel).seconds(PassReads.of(batch)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_more_tokens_never_cost_less_even_beyond_the_table(shipped):

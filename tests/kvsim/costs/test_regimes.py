@@ -13,6 +13,7 @@ from kvsim.costs.profile import Profile, load_profile
 from kvsim.costs.tables import CHUNK_KNOTS, LONG_CONTEXT
 from policies import Chunk, Group, MicroBatch, Place, Reads
 from policies.placement.rule import PassReads
+from tests.kvsim.costs.passes import looked_up
 
 ON_4090 = load_profile("rtx4090-llama-3.1-8b")
 
@@ -36,19 +37,14 @@ def by_hand(chunks, profile):
     kernel = costs.kernels["gather"]
     n, k = sum(n for n, _ in chunks), len(chunks)
 
-    def table(slopes, knots, at):
-        ends = [*knots[1:-1], np.inf]
-        return sum(s.value * (min(at, e) - b) for s, b, e in zip(slopes, knots[:-1], ends, strict=True) if at > b)
-
-    seconds = table(costs.matmul_slopes_s, costs.matmul_knots, n) + table(
-        costs.sequence_slopes_s, costs.sequence_knots, k
-    )
+    seconds = looked_up(costs.matmul_slopes_s, costs.matmul_knots, n)
+    seconds += looked_up(costs.sequence_slopes_s, costs.sequence_knots, k)
     seconds += profile.host.seconds + kernel.base_s.value + kernel.per_chunk_s.value * k
     seconds += kernel.per_run_s.value * sum(-(-(n + before) // 16) for n, before in chunks)
     single = [1 + before for n, before in chunks if n == 1]
     for n, before in chunks:
         if n > 1:
-            cell = kernel.per_cell_s.value + table(kernel.further_token_s, costs.attention_knots, n)
+            cell = kernel.per_cell_s.value + looked_up(kernel.further_token_s, costs.attention_knots, n)
             seconds += cell * (before + n - (n - 1) / 2)
     if costs.chunk_knots:
         place = np.interp(np.log2(k), np.log2(costs.chunk_knots), np.arange(len(costs.chunk_knots)))

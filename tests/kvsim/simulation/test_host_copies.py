@@ -10,7 +10,7 @@ from rich.console import Console
 import kvsim
 from kvsim.cli.tables.comparison import show_comparison
 from kvsim.cli.tables.run import show_run
-from kvsim.costs.host_copies import host_copies_basis, host_copies_s
+from kvsim.costs.cost_model import CostModel
 from kvsim.costs.profile import Coefficient, HostCopyCost, load_profile
 from kvsim.reports.comparison_page import _cache_tables
 from kvsim.reports.page import SnapshotStrip
@@ -84,8 +84,8 @@ def test_a_price_comes_from_calibration_else_from_copies_inside_the_cache_else_f
     back = HostCopy([t._replace(to_host=False) for t in out.transfers])
     own = profile.moves.per_run_s.value * 2 + profile.moves.per_cell_s.value * 40
     inside = profile.model_copy(update={"host_copies": None})
-    assert host_copies_s(inside, out, 1000.0) == pytest.approx(own)
-    assert host_copies_basis(inside) is None
+    assert CostModel(inside, cell_bytes=1000.0).host_copies(out) == pytest.approx(own)
+    assert CostModel(inside).host_copies_basis is None
     measured = HostCopyCost(
         out_per_copy_s=seconds(1.0),
         out_per_cell_s=seconds(0.1),
@@ -93,16 +93,20 @@ def test_a_price_comes_from_calibration_else_from_copies_inside_the_cache_else_f
         in_per_cell_s=seconds(0.2),
     )
     calibrated = profile.model_copy(update={"host_copies": measured})
-    assert host_copies_s(calibrated, out, 1000.0) == pytest.approx(1 + 4)
-    assert host_copies_s(calibrated, back, 1000.0) == pytest.approx(2 + 8)
-    assert host_copies_basis(calibrated) is None
+    assert CostModel(calibrated, cell_bytes=1000.0).host_copies(out) == pytest.approx(1 + 4)
+    assert CostModel(calibrated, cell_bytes=1000.0).host_copies(back) == pytest.approx(2 + 8)
+    assert CostModel(calibrated).host_copies_basis is None
     stated = load_profile("h100_sxm-llama-3.1-8b")
-    assert host_copies_s(stated, out, 1e6) == pytest.approx(40e6 / 20e9)
-    assert "20 GB/s" in host_copies_basis(stated)
+    assert CostModel(stated, cell_bytes=1e6).host_copies(out) == pytest.approx(40e6 / 20e9)
+    assert "20 GB/s" in CostModel(stated).host_copies_basis
     still = inside.model_copy(update={"moves": None})
-    assert host_copies_s(still, out, 1e6) == pytest.approx(40e6 / 1.5e9)
-    assert host_copies_s(still, back, 1e6) == pytest.approx(40e6 / 6e9)
-    assert [host_copies_s(each, HostCopy(()), 1e6) for each in (still, stated, calibrated)] == [0, 0, 0]
+    assert CostModel(still, cell_bytes=1e6).host_copies(out) == pytest.approx(40e6 / 1.5e9)
+    assert CostModel(still, cell_bytes=1e6).host_copies(back) == pytest.approx(40e6 / 6e9)
+    assert [CostModel(each, cell_bytes=1e6).host_copies(HostCopy(())) for each in (still, stated, calibrated)] == [
+        0,
+        0,
+        0,
+    ]
 
 
 # What is said of it
