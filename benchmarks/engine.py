@@ -34,11 +34,11 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
+from benchmarks.copies import COPY_KERNELS
 from kvsim.machine import blas, processor, system_load
 from kvsim.model.engine_shapes import STORAGES, Storage
 from policies import CacheConfig, Chunk, Moves, Policy, SequencePlan, available
 from real_engine import Engine, Transformer, load_model
-from real_engine.copies import COPY_KERNELS, carry_out
 from real_engine.storage import store
 from real_engine.weights import Matrix
 
@@ -189,7 +189,7 @@ def moving(model: Transformer) -> Callable[[Moves], dict[str, float]]:
     def measured(moves: Moves) -> dict[str, float]:
         n = moves.n_cells * shape.n_kv_heads * shape.d_head
         ways: dict[str, Callable[[], None]] = {"copyto": partial(plain, n)}
-        ways |= {kernel: partial(carry_out, kernel, arrays, moves) for kernel in COPY_KERNELS}
+        ways |= {kernel: partial(copy, arrays, moves) for kernel, copy in COPY_KERNELS.items()}
         turns = [{way: seconds(work) for way, work in ways.items()} for _ in range(TURNS)]
         return {way: min(turn[way] for turn in turns) for way in ways}
 

@@ -64,14 +64,8 @@ class Accuracy:
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
-        return {
-            "model": self.model,
-            "weights": self.weights,
-            "text": self.text,
-            "tokens": self.tokens,
-            "reference_perplexity": self.reference_perplexity,
-            "pairs": self.table.to_dict("records"),
-        }
+        flat = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "table"}
+        return flat | {"pairs": self.table.to_dict("records")}
 
 
 class AllLogitsTransformer(Transformer):

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvsim.model.engine_shapes import Storage
-from policies import Chunk, Group, HostCopy, Kernel, MicroBatch, Moves, Shift, Transfer, View
+from policies import Chunk, Group, HostCopy, Kernel, MicroBatch, Moves, Shift, Transfer
 from policies.cells.reads import TILE
 from real_engine import kernels
 from real_engine.arrays import FloatArray, IntArray
-from real_engine.copies import CopyKernel, carry_out
 from real_engine.measured_attention import MeasuredAttention
 from real_engine.model import Transformer, rotary_table, rotate
 from real_engine.sequence_tokens import SequenceTokens
-from real_engine.storage import store
+from real_engine.storage import carry_out, store
 from workloads import named_rng
 
 
@@ -37,7 +36,6 @@ class Engine(SequenceTokens):
         *,
         type_k: Storage = "f32",
         type_v: Storage = "f32",
-        copies: CopyKernel = "slices",
         attention: MeasuredAttention | None = None,
     ):
         """``attention``: told after each pass what attention each token received; None: nothing is collected."""
@@ -45,7 +43,6 @@ class Engine(SequenceTokens):
         self.model = model
         self.kernel = kernel
         self.groups = tuple(groups)
-        self._copies = copies
         self._types = (type_k, type_v)
         self._attention = attention
         s = model.shape
@@ -67,8 +64,8 @@ class Engine(SequenceTokens):
         """
         rng = named_rng(self._seed, "cells")
         for kept in (*self.keys, *self.values):
-            heads, cells = kept.arrays[0].shape[:2]
-            kept.write(slice(0, cells), rng.standard_normal((heads, cells, self.model.shape.d_head), dtype=np.float32))
+            s = self.model.shape
+            kept.write(slice(0, kept.cells), rng.standard_normal((s.n_kv_heads, kept.cells, s.d_head), np.float32))
 
     def forward(self, batch: MicroBatch) -> float:
         """Run the pass and return its seconds; a chunk that reaches its sequence's end gets the next token appended."""
@@ -146,43 +143,46 @@ class Engine(SequenceTokens):
             self._attention.note(batch, received)
         return logits
 
+    def _layers(self, group: int) -> list[int]:
+        """The layers of a cache group."""
+        return [layer for layer, own in enumerate(self.group_of) if own == group]
+
     def _extend_host(self, group: int, cells: int) -> None:
         """Give a group's host tier room for at least that many cells."""
         for kept, kind in zip((self.host_keys, self.host_values), self._types, strict=True):
-            for layer, own in enumerate(self.group_of):
-                has = kept[layer].arrays[0].shape[1]
-                if own == group and has < cells:
-                    old, kept[layer] = kept[layer], store(kind, self.model.shape, max(cells, 2 * has))
+            for layer in self._layers(group):
+                old = kept[layer]
+                if old.cells < cells:
+                    kept[layer] = store(kind, self.model.shape, max(cells, 2 * old.cells))
                     for before, after in zip(old.arrays, kept[layer].arrays, strict=True):
-                        after[:, :has] = before
+                        after[:, : old.cells] = before
 
     def _transfer(self, transfers: Sequence[Transfer], group: int) -> None:
+        if not transfers:
+            return
+        stores = ((self.keys, self.host_keys), (self.values, self.host_values))
+        pairs = [(here[layer], there[layer]) for layer in self._layers(group) for here, there in stores]
         for to_host, cell, host, n in transfers:
-            for layer, own in enumerate(self.group_of):
-                if own != group:
-                    continue
-                for here, there in ((self.keys, self.host_keys), (self.values, self.host_values)):
-                    for near, far in zip(here[layer].arrays, there[layer].arrays, strict=True):
-                        if to_host:
-                            far[:, host : host + n] = near[:, cell : cell + n]
-                        else:
-                            near[:, cell : cell + n] = far[:, host : host + n]
+            for here, there in pairs:
+                for near, far in zip(here.arrays, there.arrays, strict=True):
+                    if to_host:
+                        far[:, host : host + n] = near[:, cell : cell + n]
+                    else:
+                        near[:, cell : cell + n] = far[:, host : host + n]
 
     def _apply(self, moves: Moves, group: int) -> None:
         if moves.n_runs:
-            layers = [layer for layer, own in enumerate(self.group_of) if own == group]
-            kept = [kept for layer in layers for kept in (self.keys[layer], self.values[layer])]
-            carry_out(self._copies, [array for one in kept for array in one.arrays], moves)
+            kept = [kept[layer] for layer in self._layers(group) for kept in (self.keys, self.values)]
+            carry_out([array for one in kept for array in one.arrays], moves)
 
     def _rotate(self, shift: Shift, group: int) -> None:
         """Rotate keys of tokens whose position has changed (llama.cpp's K-shift)."""
         if len(shift.cells):
             shape = self.model.shape
             cos, sin = rotary_table(shift.deltas, shape.d_head, shape.rope_base)
-            for layer, own in enumerate(self.group_of):
-                if own == group:
-                    keys = self.keys[layer].read(shift.cells).transpose(1, 0, 2)
-                    self.keys[layer].write(shift.cells, rotate(keys, cos, sin).transpose(1, 0, 2))
+            for layer in self._layers(group):
+                keys = self.keys[layer].read(shift.cells).transpose(1, 0, 2)
+                self.keys[layer].write(shift.cells, rotate(keys, cos, sin).transpose(1, 0, 2))
 
 
 def layer_groups(n_layers: int, groups: Sequence[Group]) -> tuple[int, ...]:
@@ -194,36 +194,3 @@ def layer_groups(n_layers: int, groups: Sequence[Group]) -> tuple[int, ...]:
         chosen.append(max(range(len(groups)), key=lambda i: owed[i]))
         given[chosen[-1]] += 1
     return tuple(chosen)
-
-
-def best_without_cache(
-    model: Transformer, text: list[int], prompt: int, groups: Sequence[Group] = (Group(0),)
-) -> list[int]:
-    """The most likely token after each of ``text[prompt - 1 : -1]``, computed in one pass without a cache.
-
-    An engine that was given its answers must agree, wherever their cells came from. Only the windows and shares of
-    ``groups`` matter.
-    """
-    everything = np.arange(len(text) - 1)
-    chunks, views = (Chunk(0, 0, len(everything)),), (View(everything, everything),)
-    selections = [kernels.select("sliced", chunks, views, 0, group) for group in groups]
-    group_of = layer_groups(model.shape.n_layers, groups)
-
-    def attend(layer: int, q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
-        keys, values = k.transpose(1, 0, 2), v.transpose(1, 0, 2)
-        return kernels.attend(
-            q, lambda cells: keys[:, cells], lambda cells: values[:, cells], len(keys), selections[group_of[layer]]
-        )
-
-    logits = model.forward(np.array(text[:-1], dtype=np.int64), everything, everything[prompt - 1 :], attend)
-    return [int(t) for t in logits.argmax(axis=1)]
-
-
-def generate_without_cache(
-    model: Transformer, prompt: list[int], n: int, groups: Sequence[Group] = (Group(0),)
-) -> list[int]:
-    """``n`` greedy tokens, each recomputed from scratch; every policy must generate the same."""
-    text = list(prompt)
-    for _ in range(n):
-        text += best_without_cache(model, [*text, 0], len(text), groups)
-    return text[len(prompt) :]

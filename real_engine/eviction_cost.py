@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from kvsim.errors import UserError, no_such
-from policies import CacheConfig, Chunk, Policy, SequencePlan, available, current_name, why_left_out
+from kvsim.errors import UserError
+from policies import CacheConfig, Chunk, Policy, SequencePlan
 from real_engine.accuracy import text_tokens
 from real_engine.arrays import FloatArray, IntArray
 from real_engine.engine import Engine
-from real_engine.loading import LoadedModel, load_model
+from real_engine.loading import LoadedModel, build_policy, load_model
 from real_engine.measured_attention import measured_for
 from real_engine.model import Transformer
 
@@ -66,16 +66,8 @@ class EvictionCost:
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
-        return {
-            "model": self.model,
-            "weights": self.weights,
-            "text": self.text,
-            "passages": self.passages,
-            "prompt": self.prompt,
-            "tokens": self.tokens,
-            "reference_perplexity": self.reference_perplexity,
-            "settings": self.table.to_dict("records"),
-        }
+        flat = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "table"}
+        return flat | {"settings": self.table.to_dict("records")}
 
 
 class _Outcome(NamedTuple):
@@ -144,8 +136,6 @@ def eviction_cost(
 
 
 def _check(setting: EvictionSetting, n_layers: int) -> None:
-    if current_name(setting.policy) not in available():
-        raise UserError(why_left_out(setting.policy) or no_such("policy", setting.policy, available()))
     if setting.budget < 2:
         raise UserError(f"a budget of {setting.budget} tokens; at least 2 are expected")
     if not 1 <= setting.groups <= n_layers:
@@ -206,10 +196,7 @@ def _policy(setting: EvictionSetting, passages: int, n: int, prompt: int) -> Pol
         budget=setting.budget,
         budget_groups=setting.groups,
     )
-    try:
-        policy = available()[current_name(setting.policy)](config)
-    except ValueError as e:
-        raise UserError(f"{setting.policy} with a budget of {setting.budget}: {e}") from None
+    policy = build_policy(setting.policy, config, f"{setting.policy} with a budget of {setting.budget}")
     if setting.policy != FULL and not policy.forgets:
         raise UserError(f"{setting.policy}: it evicts no tokens, so that they cost nothing")
     return policy

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,11 +28,11 @@ from policies import CacheConfig, Chunk, MicroBatch, Policy, SequencePlan, avail
 from policies.layouts.sequence_regions import GrowingPolicy
 from real_engine.arrays import FloatArray
 from real_engine.engine import Engine
-from real_engine.isolated import ask_isolated
+from real_engine.isolated import answer, ask_isolated
 from real_engine.kernels import BLOCK
 from real_engine.loading import load_model
 from real_engine.model import Transformer
-from real_engine.weights import WeightForm
+from real_engine.weights import WEIGHT_BYTES, WeightForm
 from workloads import Request
 
 CacheForm = Literal["reserved", "growing", "paged"]
@@ -192,7 +191,7 @@ def estimate(setup: SetUp, shape: ModelShape) -> int:
     if setup.weights == "mapped" and path is not None:
         weights = path.stat().st_size
     else:
-        weights = numbers * ({"f32": 4, "f16": 2, "int8": 1, "mapped": 0}[setup.weights] + 4 * setup.twice)
+        weights = numbers * (WEIGHT_BYTES[setup.weights] + 4 * setup.twice)
     # With huge pages the whole cache may become resident.
     whole = setup.cache == "reserved" or setup.huge_pages
     held = setup.slots * (setup.context if whole else 2 * setup.tokens)
@@ -217,7 +216,7 @@ def measure(setup: SetUp) -> Footprint:
     # One BLAS thread, since each has its own buffers.
     one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     huge = {"NUMPY_MADVISE_HUGEPAGE": str(int(setup.huge_pages))}
-    answer = ask_isolated(
+    found = ask_isolated(
         "real_engine.footprint",
         asdict(setup),
         f"model {setup.model}: the process that was to be measured failed",
@@ -225,10 +224,10 @@ def measure(setup: SetUp) -> Footprint:
         environment=one | huge,
     )
     return Footprint(
-        readings=tuple(MemoryReading(**reading) for reading in answer["readings"]),
-        needed=Parts(**answer["needed"]),
-        arrays=Parts(**answer["arrays"]),
-        generated=tuple(map(tuple, answer["generated"])),
+        readings=tuple(MemoryReading(**reading) for reading in found["readings"]),
+        needed=Parts(**found["needed"]),
+        arrays=Parts(**found["arrays"]),
+        generated=tuple(map(tuple, found["generated"])),
     )
 
 
@@ -395,25 +394,19 @@ def _serve(setup: SetUp, policy: Policy, engine: Engine) -> tuple[tuple[int, ...
     return tuple(tuple(engine.tokens[slot][prompt:]) for slot in slots)
 
 
-def _main() -> int:
-    """Print the footprint as JSON, or an error."""
-    asked = json.load(sys.stdin)
+def _measure_here(asked: dict[str, Any]) -> Footprint:
+    """The footprint of the set-up that was asked for. Raises ``UserError``."""
+    setup = SetUp(**asked)
+    if not setup.huge_pages:
+        # NumPy obeys its environment variable; this is for systems that use huge pages unasked.
+        prctl = getattr(ctypes.CDLL(None), "prctl", None)
+        if prctl is not None:
+            prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
     try:
-        setup = SetUp(**asked)
-        if not setup.huge_pages:
-            # NumPy obeys its environment variable; this is for systems that use huge pages unasked.
-            prctl = getattr(ctypes.CDLL(None), "prctl", None)
-            if prctl is not None:
-                prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
-        print(json.dumps(asdict(_build(setup))))
-    except UserError as e:
-        print(json.dumps({"error": str(e)}))
-        return 2
+        return _build(setup)
     except MemoryError:
-        print(json.dumps({"error": f"model {asked['model']}: the set-up does not fit into this machine's memory"}))
-        return 2
-    return 0
+        raise UserError(f"model {setup.model}: the set-up does not fit into this machine's memory") from None
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    sys.exit(answer(_measure_here))

@@ -9,25 +9,12 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from kvsim.errors import UserError, no_such
+from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
-from policies import (
-    CacheConfig,
-    Chunk,
-    MicroBatch,
-    NoSlot,
-    PluginError,
-    Policy,
-    PolicyFactory,
-    SequencePlan,
-    available,
-    current_name,
-    fault_in_plugin,
-    why_left_out,
-)
+from policies import CacheConfig, Chunk, MicroBatch, NoSlot, Policy, PolicyFactory, SequencePlan, fault_in_plugin
 from real_engine.arrays import FloatArray, IntArray
 from real_engine.engine import Engine
-from real_engine.loading import LoadedModel, load_model
+from real_engine.loading import LoadedModel, build_policy, load_model
 from real_engine.measured_attention import measured_for
 from real_engine.model import Transformer
 from real_engine.tokenizer import PRE_TOKENIZERS, Message, Tokenizer
@@ -212,7 +199,9 @@ def generate(
         cells = -(-_ROOM * total // 256) * 256
     if not _CELLS[0] <= cells <= _CELLS[1]:
         raise UserError(f"{cells} cells; from {_CELLS[0]} to {_CELLS[1]} are accepted")
-    built = _build(policy, cells, total, model.transformer.shape.n_layers)
+    layers = model.transformer.shape.n_layers
+    config = CacheConfig(cells=cells, n_ubatch=_STEP, sequences=1, max_tokens=max(total, 2), n_layers=layers)
+    built = build_policy(policy, config, f"a cache of {cells} cells")
     if model.context is not None and total > model.context and not built.unbounded:
         asked = f"a prompt of {len(tokens)} and {n} more exceed that"
         raise UserError(f"model {model.name} was trained on {model.context} tokens; {asked}")
@@ -249,19 +238,3 @@ def answer(
         for piece in answered:
             write(piece)
     return answered
-
-
-def _build(policy: str | PolicyFactory, cells: int, total: int, n_layers: int) -> Policy:
-    if isinstance(policy, str):
-        policy, known = current_name(policy), available()
-        if policy not in known:
-            raise UserError(why_left_out(policy) or no_such("policy", policy, known))
-        policy = known[policy]
-    try:
-        return policy(
-            CacheConfig(cells=cells, n_ubatch=_STEP, sequences=1, max_tokens=max(total, 2), n_layers=n_layers)
-        )
-    except PluginError as e:
-        raise UserError(str(e)) from e
-    except ValueError as e:
-        raise UserError(f"a cache of {cells} cells: {e}") from None

@@ -16,7 +16,7 @@ from kvsim.model.engine_shapes import shape_in
 from kvsim.model.gguf_file import GgufHeader
 from real_engine.arrays import FloatArray, IntArray
 from real_engine.model import Layer, Transformer
-from real_engine.weights import DecodedMatrix, Matrix, WeightForm, pack, pieces
+from real_engine.weights import WEIGHT_BYTES, DecodedMatrix, Matrix, WeightForm, pack, pieces
 
 _ACCEPTED = tuple(
     GGMLQuantizationType[name]
@@ -24,35 +24,28 @@ _ACCEPTED = tuple(
 )
 """Tensor types that can be decoded."""
 
-_BYTES = {"f32": 4.0, "f16": 2.0, "int8": 1.0, "mapped": 0.0}
-"""Bytes of memory for each weight, by form."""
-
 
 class MappedTensor:
     """A matrix in the memory-mapped file, in the file's type."""
 
     def __init__(
-        self, name: str, tensor_type: GGMLQuantizationType, data: NDArray[np.uint8], order: IntArray | None = None
+        self,
+        name: str,
+        inputs: int,
+        tensor_type: GGMLQuantizationType,
+        data: NDArray[np.uint8],
+        order: IntArray | None = None,
     ):
         """``data``: shape (outputs, bytes of a row). ``order``: shape (outputs,), the row that holds each output."""
-        self._name = name
-        self._kind = tensor_type
-        self._data = data
-        self._order = order
-
-    @property
-    def outputs(self) -> int:
+        self.inputs = inputs
+        self._name, self._kind, self._order = name, tensor_type, order
+        self.data = data
+        self.outputs = len(data)
         """Number of rows."""
-        return len(self._data)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in the file."""
-        return self._data.nbytes
 
     def read(self, outputs: slice | IntArray) -> FloatArray:
         """Weights of these outputs, shape (n, inputs). Raises ``UserError`` if any is not finite."""
-        data = self._data[outputs if self._order is None else self._order[outputs]]
+        data = self.data[outputs if self._order is None else self._order[outputs]]
         with np.errstate(all="ignore"):
             weights = _decode(np.ascontiguousarray(data), self._kind)
         if not np.isfinite(weights).all():
@@ -63,22 +56,19 @@ class MappedTensor:
 class MappedMatrix(DecodedMatrix):
     """A matrix of tensors that stay in the file; their outputs are concatenated."""
 
-    def __init__(self, inputs: int, tensors: Sequence[MappedTensor]):
-        super().__init__(inputs, sum(tensor.outputs for tensor in tensors))
+    def __init__(self, tensors: Sequence[MappedTensor]):
+        super().__init__(
+            tensors[0].inputs, sum(tensor.outputs for tensor in tensors), *(tensor.data for tensor in tensors)
+        )
         self._tensors = tuple(tensors)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes in the file; the operating system decides how many of them are in memory."""
-        return sum(tensor.nbytes for tensor in self._tensors)
-
     def rows(self, outputs: IntArray) -> FloatArray:
-        """DecodedMatrix for the look-up; of a matrix of one tensor only, as tables of embeddings are."""
+        """Decoded for the look-up; of a matrix of one tensor only, as tables of embeddings are."""
         (tensor,) = self._tensors
         return tensor.read(outputs)
 
     def decode(self, piece: slice) -> FloatArray:
-        """DecodedMatrix by the ``gguf`` package."""
+        """Decoded by the ``gguf`` package."""
         found, first = [], 0
         for tensor in self._tensors:
             start, stop = max(piece.start - first, 0), min(piece.stop - first, tensor.outputs)
@@ -104,48 +94,44 @@ def load_transformer(header: GgufHeader, form: WeightForm = "f32") -> Transforme
     }
     if "output.weight" in header.tensors:
         planned["output.weight"] = (s.d_model, s.vocabulary)
-    for i in range(s.n_layers):
-        planned |= {
-            f"blk.{i}.attn_norm.weight": (s.d_model,),
-            f"blk.{i}.attn_q.weight": (s.d_model, q),
-            f"blk.{i}.attn_k.weight": (s.d_model, kv),
-            f"blk.{i}.attn_v.weight": (s.d_model, kv),
-            f"blk.{i}.attn_output.weight": (q, s.d_model),
-            f"blk.{i}.ffn_norm.weight": (s.d_model,),
-            f"blk.{i}.ffn_gate.weight": (s.d_model, s.d_ff),
-            f"blk.{i}.ffn_up.weight": (s.d_model, s.d_ff),
-            f"blk.{i}.ffn_down.weight": (s.d_ff, s.d_model),
-        }
+    of_layer: dict[str, tuple[int, ...]] = {
+        "attn_norm": (s.d_model,),
+        "attn_q": (s.d_model, q),
+        "attn_k": (s.d_model, kv),
+        "attn_v": (s.d_model, kv),
+        "attn_output": (q, s.d_model),
+        "ffn_norm": (s.d_model,),
+        "ffn_gate": (s.d_model, s.d_ff),
+        "ffn_up": (s.d_model, s.d_ff),
+        "ffn_down": (s.d_ff, s.d_model),
+    }
+    planned |= {f"blk.{i}.{part}.weight": dims for i in range(s.n_layers) for part, dims in of_layer.items()}
     file.check(planned)
     _check_memory(header.path, sum(math.prod(dims) for dims in planned.values()), form)
 
-    def matrix(*tensors: MappedTensor, inputs: int) -> Matrix:
-        mapped = MappedMatrix(inputs, tensors)
+    def matrix(*tensors: MappedTensor) -> Matrix:
+        mapped = MappedMatrix(tensors)
         if form == "mapped":
             return mapped
-        return pack(form, inputs, mapped.outputs, (mapped.decode(piece) for piece in pieces(mapped.outputs, inputs)))
+        own = pieces(mapped.outputs, mapped.inputs)
+        return pack(form, mapped.inputs, mapped.outputs, (mapped.decode(piece) for piece in own))
 
     def layer(i: int) -> Layer:
-        block = f"blk.{i}"
+        def tensor(part: str, heads: int = 0) -> MappedTensor:
+            return file.tensor(f"blk.{i}.{part}.weight", rotary_order(heads, s.d_head) if heads else None)
+
         return Layer(
-            attention_norm=file.vector(f"{block}.attn_norm.weight"),
-            qkv=matrix(
-                file.tensor(f"{block}.attn_q.weight", rotary_order(s.n_heads, s.d_head)),
-                file.tensor(f"{block}.attn_k.weight", rotary_order(s.n_kv_heads, s.d_head)),
-                file.tensor(f"{block}.attn_v.weight"),
-                inputs=s.d_model,
-            ),
-            attention_out=matrix(file.tensor(f"{block}.attn_output.weight"), inputs=q),
-            ffn_norm=file.vector(f"{block}.ffn_norm.weight"),
-            gate_up=matrix(
-                file.tensor(f"{block}.ffn_gate.weight"), file.tensor(f"{block}.ffn_up.weight"), inputs=s.d_model
-            ),
-            down=matrix(file.tensor(f"{block}.ffn_down.weight"), inputs=s.d_ff),
+            attention_norm=file.vector(f"blk.{i}.attn_norm.weight"),
+            qkv=matrix(tensor("attn_q", s.n_heads), tensor("attn_k", s.n_kv_heads), tensor("attn_v")),
+            attention_out=matrix(tensor("attn_output")),
+            ffn_norm=file.vector(f"blk.{i}.ffn_norm.weight"),
+            gate_up=matrix(tensor("ffn_gate"), tensor("ffn_up")),
+            down=matrix(tensor("ffn_down")),
         )
 
-    embedding = matrix(file.tensor("token_embd.weight"), inputs=s.d_model)
+    embedding = matrix(file.tensor("token_embd.weight"))
     tied = "output.weight" not in planned
-    head = embedding if tied else matrix(file.tensor("output.weight"), inputs=s.d_model)
+    head = embedding if tied else matrix(file.tensor("output.weight"))
     layers = tuple(layer(i) for i in range(s.n_layers))
     return Transformer(shape, embedding, layers, file.vector("output_norm.weight"), head)
 
@@ -202,7 +188,8 @@ class _File:
         """A tensor, by a name that ``check`` has accepted."""
         tensor_type, start, rows, width = self._place(name)
         data = self._data[start : start + rows * width].reshape(rows, width)
-        return MappedTensor(f"{self._header.path}: tensor {name}", tensor_type, data, order)
+        inputs = self._header.tensors[name].dims[0]
+        return MappedTensor(f"{self._header.path}: tensor {name}", inputs, tensor_type, data, order)
 
     def _place(self, name: str) -> tuple[GGMLQuantizationType, int, int, int]:
         """A tensor's type, first byte, number of rows, and bytes of a row."""
@@ -231,9 +218,9 @@ def _check_memory(path: Path, weights: int, form: WeightForm) -> None:
     """Refuse weights that exceed this machine's memory."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return
-    there, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), weights * _BYTES[form]
+    there, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), weights * WEIGHT_BYTES[form]
     if needed > there:
-        narrower = [name for name, size in _BYTES.items() if weights * size <= there]
+        narrower = [name for name, size in WEIGHT_BYTES.items() if weights * size <= there]
         raise UserError(
             f"{path}: {form} weights take {needed / 1e9:.1f} GB, this machine has {there / 1e9:.1f} GB; "
             f"weights that fit: {', '.join(narrower)}"

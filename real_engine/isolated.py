@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _ROOT = Path(__file__).parent.parent
 
@@ -47,3 +51,13 @@ def ask_isolated(
     if "error" in result:
         raise UserError(result["error"])
     return result
+
+
+def answer(measure: Callable[[dict[str, Any]], DataclassInstance]) -> int:
+    """Be that process: measure what the input asks for, print the result or the error, and return the exit code."""
+    try:
+        print(json.dumps(asdict(measure(json.load(sys.stdin)))))
+    except UserError as e:
+        print(json.dumps({"error": str(e)}))
+        return 2
+    return 0

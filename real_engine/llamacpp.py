@@ -23,16 +23,8 @@ from policies.layouts.multi_stream import MultiStreamPolicy, Rejected
 from policies.layouts.unified import UnifiedPolicy
 from policies.vocabulary import Cells
 from real_engine.arrays import IntArray
-from real_engine.llama_library import (
-    SHARED,
-    BatchRow,
-    Context,
-    ContextSettings,
-    Era,
-    LlamaModel,
-    StreamCells,
-    sequence_offset,
-)
+from real_engine.llama_cells import SHARED, Era, StreamCells, sequence_offset
+from real_engine.llama_library import BatchRow, Context, ContextSettings, LlamaModel
 from real_engine.sequence_tokens import SequenceTokens
 
 POLICIES: dict[Era, tuple[str, ...]] = {

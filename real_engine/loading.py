@@ -1,4 +1,4 @@
-"""Load models by name: random ones, SmolLM2, and GGUF files."""
+"""Load models by name (random ones, SmolLM2, and GGUF files), and build policies by theirs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import UserError, no_such
 from kvsim.model.engine_shapes import SHAPES, gguf_path
+from policies import (
+    CacheConfig,
+    PluginError,
+    Policy,
+    PolicyFactory,
+    available,
+    current_name,
+    why_left_out,
+)
 from real_engine.model import Transformer
 from real_engine.weights import WEIGHT_FORMS
 
@@ -53,3 +62,18 @@ def load_model(name: str, seed: int = 0, weights: str = "f32") -> LoadedModel:
         name,
         context if isinstance(context, int) else None,
     )
+
+
+def build_policy(policy: str | PolicyFactory, config: CacheConfig, what: str) -> Policy:
+    """Build a policy, given by its name or as what makes it. Raises ``UserError``, which says ``what`` cannot be."""
+    if isinstance(policy, str):
+        name, known = current_name(policy), available()
+        if name not in known:
+            raise UserError(why_left_out(name) or no_such("policy", name, known))
+        policy = known[name]
+    try:
+        return policy(config)
+    except PluginError as e:
+        raise UserError(str(e)) from e
+    except ValueError as e:
+        raise UserError(f"{what}: {e}") from None

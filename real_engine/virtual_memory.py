@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.errors import UserError
 from policies import Group, MicroBatch, View
@@ -54,7 +53,7 @@ class _Memory:
         self._library.munmap(address, size)
 
 
-class MappedStore:
+class MappedStore(Store):
     """K or V of one layer in float32, with a second view of its pages: a range of addresses for each slot.
 
     ``write`` takes cells of the cache, ``read`` cells of the ranges. A page that is not mapped there reads as zeros.
@@ -70,16 +69,12 @@ class MappedStore:
         self._memory, self._file = _Memory(), os.memfd_create("kv")
         os.ftruncate(self._file, heads * self._head_bytes)
         self._numbers = np.frombuffer(mmap.mmap(self._file, 0), dtype=np.float32).reshape(heads, cells, d)
+        self.arrays = (self._numbers,)
         size = heads * self._range_pages * self._page_bytes
         self._start = self._memory.map(None, size, _EMPTY, -1, 0)
         addressed = (ctypes.c_float * (size // _NUMBER)).from_address(self._start)
         self._seen: FloatArray = np.ctypeslib.as_array(addressed).reshape(heads, -1, d)
         weakref.finalize(self, _give_up, self._memory, self._file, self._start, size)
-
-    @property
-    def arrays(self) -> tuple[NDArray[np.generic], ...]:
-        """The cells, one array of float32."""
-        return (self._numbers,)
 
     def map_page(self, slot: int, number: int, page: int) -> None:
         """Map a page of the cache as page ``number`` of a slot's range, for each head."""
@@ -125,8 +120,10 @@ class VirtualEngine(Engine):
         slot_pages = -(-max_tokens // page_tokens)
 
         def mapped(kept: Store) -> MappedStore:
-            heads, cells, d = kept.arrays[0].shape
-            return MappedStore(heads, cells, d, page_tokens=page_tokens, slots=slots, slot_pages=slot_pages)
+            s = model.shape
+            return MappedStore(
+                s.n_kv_heads, kept.cells, s.d_head, page_tokens=page_tokens, slots=slots, slot_pages=slot_pages
+            )
 
         self._mapped = [mapped(kept) for kept in (*self.keys, *self.values)]
         layers = model.shape.n_layers

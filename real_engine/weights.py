@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ WeightForm = Literal["f32", "f16", "int8", "mapped"]
 """``f32``, ``f16``: numbers of 4 or 2 bytes. ``int8``: 1 byte, and a scale for each output. ``mapped``: left as they
 are in the memory-mapped GGUF file, and decoded at each use."""
 WEIGHT_FORMS: tuple[WeightForm, ...] = get_args(WeightForm)
+WEIGHT_BYTES: dict[WeightForm, int] = {"f32": 4, "f16": 2, "int8": 1, "mapped": 0}
+"""Bytes of memory for each weight."""
 
 PIECE = 1 << 18
 """Numbers decoded at a time: 1 MB in float32, to stay in the second-level cache."""
@@ -34,19 +36,16 @@ _F16_BITS = np.int32(-0x70002000)
 class Matrix(ABC):
     """A matrix W of shape (inputs, outputs)."""
 
-    def __init__(self, inputs: int, outputs: int):
-        self.inputs = inputs
-        self.outputs = outputs
+    def __init__(self, inputs: int, outputs: int, *arrays: NDArray[Any]):
+        """``arrays``: those that hold it."""
+        self.inputs, self.outputs = inputs, outputs
+        self.nbytes = sum(array.nbytes for array in arrays)
+        """Bytes in memory or in the mapped file, of which the operating system decides how many are in memory."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """(inputs, outputs)."""
         return self.inputs, self.outputs
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes in memory or in the mapped file."""
 
     @abstractmethod
     def apply(self, x: FloatArray) -> FloatArray:
@@ -62,13 +61,8 @@ class F32Matrix(Matrix):
 
     def __init__(self, weights: FloatArray):
         """``weights``: shape (inputs, outputs), C-ordered."""
-        super().__init__(*weights.shape)
+        super().__init__(*weights.shape, weights)
         self._weights = weights
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory."""
-        return self._weights.nbytes
 
     def apply(self, x: FloatArray) -> FloatArray:
         """``x @ W`` by one BLAS product."""
@@ -99,13 +93,8 @@ class F16Matrix(DecodedMatrix):
 
     def __init__(self, weights: NDArray[np.float16]):
         """``weights``: shape (outputs, inputs), finite."""
-        super().__init__(weights.shape[1], weights.shape[0])
+        super().__init__(weights.shape[1], weights.shape[0], weights)
         self._weights = weights
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory."""
-        return self._weights.nbytes
 
     def rows(self, outputs: IntArray) -> FloatArray:
         """Rows of the stored matrix, widened."""
@@ -126,14 +115,9 @@ class Int8Matrix(DecodedMatrix):
 
     def __init__(self, weights: NDArray[np.int8], scales: FloatArray):
         """``weights``: shape (outputs, inputs); ``scales``: shape (outputs,)."""
-        super().__init__(weights.shape[1], weights.shape[0])
+        super().__init__(weights.shape[1], weights.shape[0], weights, scales)
         self._weights = weights
         self._scales = scales
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory."""
-        return self._weights.nbytes + self._scales.nbytes
 
     def apply(self, x: FloatArray) -> FloatArray:
         """The product with the integers, scaled."""

@@ -17,10 +17,9 @@ other sequence numbers as needed.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -29,8 +28,9 @@ import numpy as np
 from kvsim.errors import UserError
 from policies.layouts.llamacpp import run_limit
 from real_engine.arrays import IntArray
-from real_engine.isolated import ask_isolated
-from real_engine.llama_library import Context, ContextSettings, Library, LlamaModel, StreamCells, sequence_offset
+from real_engine.isolated import answer, ask_isolated
+from real_engine.llama_cells import StreamCells, sequence_offset
+from real_engine.llama_library import Context, ContextSettings, Library, LlamaModel
 
 StudyKind = Literal["holes", "defragmentation", "shift"]
 Row = dict[str, float]
@@ -357,17 +357,9 @@ def measure(request: StudyRequest) -> StudyResult:
     )
 
 
-def _main() -> int:
-    """Print the result as JSON, or an error."""
-    asked = json.load(sys.stdin)
-    try:
-        cases: Sequence[Sequence[int]] = asked["cases"]
-        print(json.dumps(asdict(measure(StudyRequest(**{**asked, "cases": tuple(map(tuple, cases))})))))
-    except UserError as e:
-        print(json.dumps({"error": str(e)}))
-        return 2
-    return 0
+def _measure_asked(asked: dict[str, Any]) -> StudyResult:
+    return measure(StudyRequest(**{**asked, "cases": tuple(map(tuple, asked["cases"]))}))
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    sys.exit(answer(_measure_asked))

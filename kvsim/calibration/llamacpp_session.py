@@ -16,7 +16,8 @@ from kvsim.model.engine_shapes import SHAPES, gguf_path
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.run import build_policy
 from policies import Policy, PolicyFactory
-from real_engine.llama_library import Closeable, ContextSettings, Era, Library, LlamaModel, refusal
+from real_engine.llama_cells import Era
+from real_engine.llama_library import Closeable, ContextSettings, Library, LlamaModel, refusal
 from real_engine.llamacpp import POLICIES, LlamaCpp, context_settings, mirrored_backend
 
 _WITHOUT_WINDOW = {era: tuple(name for name in names if name != "sliding-window") for era, names in POLICIES.items()}

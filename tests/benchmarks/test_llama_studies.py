@@ -11,7 +11,7 @@ from benchmarks.llama_studies.studies import CACHES, PASSES, SPANS
 from benchmarks.llama_studies.timing import MoveCount, count_moves
 from kvsim.errors import UserError
 from kvsim.installation import install_extra
-from real_engine.llama_library import StreamCells
+from real_engine.llama_cells import StreamCells
 
 HOLES_BASE_S, HOLES_CELL_S = 10e-3, 4e-6
 BASE_S, RUN_S, CELL_S = 0.4e-3, 150e-6, 5e-6

@@ -9,10 +9,11 @@ import pytest
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import STORAGES
 from kvsim.model.storage_types import bytes_per_number
-from policies import CacheConfig, Chunk, Group, View, available
-from real_engine import Engine, kernels, load_model
+from policies import CacheConfig, Chunk, available
+from real_engine import Engine, load_model
 from real_engine.accuracy import PAIRS, accuracy
 from tests.gguf_files import SMOLLM2_MISSING, Small
+from tests.real_engine.recomputed import without_cache
 from tests.worlds import command
 from workloads import named_rng
 
@@ -26,20 +27,6 @@ def found(request):
         pytest.skip(SMOLLM2_MISSING)
     loaded = request.getfixturevalue("smollm2") if request.param == "smollm2" else load_model(request.param)
     return loaded, accuracy(loaded, tokens=150)
-
-
-def without_cache(model, text):
-    """Logits after every token, from one pass over the whole text."""
-    everything = np.arange(len(text))
-    selections = kernels.select(
-        "sliced", (Chunk(0, 0, len(text)),), (View(everything, everything),), len(text), Group(0)
-    )
-
-    def attend(layer, q, k, v):
-        keys, values = k.transpose(1, 0, 2), v.transpose(1, 0, 2)
-        return kernels.attend(q, lambda cells: keys[:, cells], lambda cells: values[:, cells], len(keys), selections)
-
-    return model.forward(np.array(text), everything, everything, attend)
 
 
 @pytest.mark.slow

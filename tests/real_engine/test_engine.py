@@ -11,7 +11,8 @@ from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
 from policies import Chunk, Group, Moves, available
-from real_engine import Engine, Transformer, best_without_cache, generate_without_cache
+from real_engine import Engine, Transformer
+from tests.real_engine.recomputed import FixedTimeEngine, best_without_cache, generate_without_cache, swap_two_cells
 from tests.worlds import scenario
 
 MODEL = Transformer.random(SHAPES["tiny"], seed=5)
@@ -108,16 +109,7 @@ def test_a_policy_that_names_wrong_cells_garbles_the_text():
     """The control: the comparison must be able to fail."""
     policy = build_policy(WORLD, "paged")
     engine = Engine(MODEL, policy.groups, policy.kernel, WORLD.seed)
-    place = policy.allocate
-
-    def swap_two_cells(step, *, views=False):
-        batches = place(step, views=views)
-        for batch in batches:
-            for view in batch.views:
-                view.cells[:2] = view.cells[1::-1].copy() if len(view.cells) > 2 else view.cells[:2]
-        return batches
-
-    policy.allocate = swap_two_cells
+    swap_two_cells(policy)
     assert wrong_texts(serve_for_real(policy, engine), engine) > 0
 
 
@@ -170,18 +162,6 @@ SESSIONS = scenario(
     server__n_ubatch=16,
     cache={"policy": "paged", "cells": 200, "block_size": 4},
 )
-
-
-class FixedTimeEngine(Engine):
-    """An engine whose passes and transfers report fixed seconds."""
-
-    def forward(self, batch):
-        super().forward(batch)
-        return 0.002
-
-    def transfer(self, transfers):
-        super().transfer(transfers)
-        return 0.001
 
 
 def serve_sessions(**keys):

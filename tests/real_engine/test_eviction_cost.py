@@ -12,7 +12,8 @@ from real_engine import load_model
 from real_engine.eviction_cost import EvictionSetting, eviction_cost
 from tests.gguf_files import SMOLLM2_MISSING, Small
 from tests.paths import ROOT
-from tests.real_engine.test_accuracy import the_text, without_cache
+from tests.real_engine.recomputed import without_cache
+from tests.real_engine.test_accuracy import the_text
 from tests.worlds import command
 
 

@@ -7,10 +7,11 @@ import pytest
 
 from kvsim.errors import UserError
 from policies import CacheConfig, Chunk, available
-from real_engine import generate_without_cache, load_model
+from real_engine import load_model
 from real_engine.generate import PromptedEngine, answer, generate
 from real_engine.measured_attention import MeasuredAttention
 from tests.gguf_files import SMOLLM2_MISSING, Small
+from tests.real_engine.recomputed import generate_without_cache, swap_two_cells
 from workloads import Request
 
 
@@ -175,16 +176,7 @@ def test_models_without_a_vocabulary_are_refused():
 def test_a_policy_that_names_wrong_cells_garbles_the_text(small, expected):
     """The control: the comparison must be able to fail."""
     generated = generate(PROMPT, small, "paged", 20)
-    place = generated._policy.allocate
-
-    def swapped(step, *, views=False):
-        batches = place(step, views=views)
-        for batch in batches:
-            for view in batch.views:
-                view.cells[:2] = view.cells[1::-1].copy()
-        return batches
-
-    generated._policy.allocate = swapped
+    swap_two_cells(generated._policy)
     list(generated)
     assert generated.tokens != expected
 

@@ -12,27 +12,18 @@ import kvsim.model.engine_shapes
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import SHAPES, ModelShape, shape_of
 from kvsim.model.gguf_file import read_header
-from policies import Chunk, Group, View
-from real_engine import kernels, load_model
+from real_engine import load_model
 from real_engine.gguf_model import load_transformer, rotary_order
 from real_engine.model import Transformer, rotary_table, rotate
 from real_engine.weights import PIECE, WEIGHT_FORMS, F16Matrix, pack, pieces
 from tests.gguf_files import SMOLLM2_MISSING, Small
+from tests.real_engine.recomputed import without_cache
 
 TEXT = [5, 77, 130, 5, 200, 31, 264, 9, 9]
 
 
 def logits(model, tokens=TEXT):
-    """Logits after each token, without a cache."""
-    everything = np.arange(len(tokens))
-    chunks, views = (Chunk(0, 0, len(tokens)),), (View(everything, everything),)
-    selection = kernels.select("sliced", chunks, views, 0, Group(0))
-
-    def attend(layer, q, k, v):
-        keys, values = k.transpose(1, 0, 2), v.transpose(1, 0, 2)
-        return kernels.attend(q, lambda cells: keys[:, cells], lambda cells: values[:, cells], len(keys), selection)
-
-    return model.forward(np.array(tokens), everything, everything, attend)
+    return without_cache(model, tokens)
 
 
 def refused(path, *words, load=load_model):

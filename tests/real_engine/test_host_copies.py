@@ -7,8 +7,9 @@ from kvsim.model.engine_shapes import SHAPES
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
 from policies import Group, HostCopy, Transfer
-from real_engine import Engine, Transformer, best_without_cache
+from real_engine import Engine, Transformer
 from tests.chats import chats
+from tests.real_engine.recomputed import FixedTimeEngine, best_without_cache
 
 MODEL = Transformer.random(SHAPES["tiny"], seed=5)
 POLICIES = ("contiguous", "fill-holes", "streams", "sliding-window")
@@ -21,18 +22,6 @@ SMALL = {
     "server__slot_context": 160,
     "cache__window": 20,
 }
-
-
-class FixedTimeEngine(Engine):
-    """An engine whose passes and copies report fixed seconds, so that every run makes the same decisions."""
-
-    def forward(self, batch):
-        super().forward(batch)
-        return 0.002
-
-    def copy(self, copies):
-        super().copy(copies)
-        return 0.001
 
 
 class Forgetful(FixedTimeEngine):

@@ -9,17 +9,15 @@ import pytest
 from kvsim.errors import UserError
 from kvsim.installation import install_extra, pip_install
 from policies import CacheConfig, available
-from real_engine.llama_library import (
+from real_engine.llama_cells import (
     SHARED,
-    ContextSettings,
-    Library,
-    _parse_cache_sizes,
-    _parse_cells,
     _parse_owners,
     _parse_positions,
-    refusal,
+    parse_cache_sizes,
+    parse_cells,
     sequence_offset,
 )
+from real_engine.llama_library import ContextSettings, Library, refusal
 from real_engine.llamacpp import POLICIES, context_settings
 
 # As llama.cpp prints them: owners without spaces; five characters for each position; '*' at the head.
@@ -81,7 +79,7 @@ def test_the_first_dump_of_each_stream_of_each_cache_is_taken():
     window = [heading(0, 1, 3, 3, 64), "\n..0\n", "\n.    .    1    \n"]
     second = [heading(1, 1, 1, 4), "\n1...\n", "\n9    .    .    .    \n"]
     lines = ["something else\n", *FULL, *later, *window, "and more\n", *second, *window]
-    found = list(_parse_cells(lines, 2))
+    found = list(parse_cells(lines, 2))
     assert [(c.cache, c.stream, c.used, c.head, c.window) for c in found] == [
         (0, 0, 2, 2, None),
         (1, 0, 1, 3, 64),
@@ -95,13 +93,13 @@ def test_the_first_dump_of_each_stream_of_each_cache_is_taken():
 
 
 def test_the_only_cache_of_a_model_may_have_a_window():
-    (cells,) = _parse_cells([heading(0, 0, 0, 2, 64), "\n..\n", "\n.    .    \n"], 1)
+    (cells,) = parse_cells([heading(0, 0, 0, 2, 64), "\n..\n", "\n.    .    \n"], 1)
     assert (cells.cache, cells.window) == (0, 64)
 
 
 @pytest.mark.parametrize("lines", [[], ["no heading\n"], FULL[:1], FULL[:2]])
 def test_incomplete_dumps_are_ignored(lines):
-    assert list(_parse_cells(lines, 1)) == []
+    assert list(parse_cells(lines, 1)) == []
 
 
 def test_cache_sizes_are_parsed_in_order():
@@ -110,7 +108,7 @@ def test_cache_sizes_are_parsed_in_order():
         "llama_kv_cache: something else\n",
         "llama_kv_cache: size =    0.06 MiB (   256 cells,   2 layers,  4/4 seqs), K (f16):    0.03 MiB\n",
     ]
-    assert _parse_cache_sizes(lines) == (512, 256)
+    assert parse_cache_sizes(lines) == (512, 256)
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 9, 10, 11, 50, 90, 91, 150])

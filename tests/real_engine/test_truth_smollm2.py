@@ -13,9 +13,10 @@ import pytest
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
-from real_engine import Engine, best_without_cache
+from real_engine import Engine
 from tests.gguf_files import SMOLLM2_MISSING
 from tests.policies import test_definition
+from tests.real_engine.recomputed import without_cache
 from tests.real_engine.test_engine import compacted_at_random
 from tests.worlds import scenario
 
@@ -70,17 +71,6 @@ class PagePromptEngine(Engine):
         return list(self.page[start : start + request.prompt_tokens])
 
 
-class LogitsKeeper:
-    """A transformer that keeps its last logits."""
-
-    def __init__(self, model):
-        self.shape, self._model = model.shape, model
-
-    def forward(self, *arguments):
-        self.logits = self._model.forward(*arguments)
-        return self.logits
-
-
 def serve(model, page, name):
     """Serve under a policy; return the engine, the policy, the completed requests, and cells moved by each
     compaction."""
@@ -109,9 +99,7 @@ def wrong_tokens(model, engine, policy, jobs):
         assert len(text) == len(prompt) + job.generated
         key = (tuple(text), policy.groups if any(group.window for group in policy.groups) else ())
         if key not in _recomputed:
-            keeper = LogitsKeeper(model.transformer)
-            best_without_cache(keeper, text, len(prompt), policy.groups)
-            _recomputed[key] = keeper.logits
+            _recomputed[key] = without_cache(model.transformer, text[:-1], policy.groups, len(prompt) - 1)
         logits, said = _recomputed[key], text[len(prompt) :]
         wrong += int((logits.max(axis=1) - logits[np.arange(len(said)), said] > ROUNDING).sum())
     return wrong

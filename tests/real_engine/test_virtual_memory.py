@@ -10,8 +10,9 @@ from kvsim.errors import UserError
 from kvsim.model.engine_shapes import SHAPES
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
-from real_engine import Transformer, generate_without_cache
+from real_engine import Transformer
 from real_engine.virtual_memory import MappedStore, VirtualEngine
+from tests.real_engine.recomputed import generate_without_cache
 from tests.worlds import scenario
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are mapped on Linux only")

@@ -17,7 +17,7 @@ from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.request_log import Progress
 from kvsim.simulation.run import drive
 from policies.layouts.multi_stream import MultiStreamPolicy
-from real_engine.llama_library import SHARED, StreamCells
+from real_engine.llama_cells import SHARED, StreamCells
 from real_engine.llamacpp import LlamaCpp
 
 

@@ -1,9 +1,4 @@
-"""Three ways to carry out moves on K and V, with equal results.
-
-Each works head by head: within a head a run of cells is contiguous memory, which can be moved in place even where it
-overlaps itself. Across heads, NumPy could not rule out an overlap between source and target, and would copy every run
-twice.
-"""
+"""Three ways to carry out moves on K and V, with equal results; the engine's own is ``slices``."""
 
 from __future__ import annotations
 
@@ -11,48 +6,21 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from policies import Moves
-
-Array = NDArray[np.generic]
-"""Shape (heads, cells, ...), C-ordered."""
-
-CopyKernel = Literal["slices", "gather", "threads"]
-"""``slices``: one copy for each run and head, in order; as fast as memory for long runs. ``gather``: the moved cells of
-a head are read through an index table, a piece at a time, then written; everything is copied twice, but many short runs
-cost no more than a few long ones. ``threads``: ``slices`` with the heads spread over the processor's cores; for long
-runs."""
-
-COPY_KERNELS: tuple[CopyKernel, ...] = get_args(CopyKernel)
+from real_engine.storage import Array, carry_out
 
 _PIECE = 1 << 18
 """Bytes gathered at a time, so that they stay in the second-level cache until they are written."""
 
-_Bytes = NDArray[np.uint8]
-_Runs = list[tuple[int, int, int]]
-"""``(source, target, length)`` in bytes."""
 
+def by_gather(arrays: Sequence[Array], moves: Moves) -> None:
+    """Read the moved cells of a head through an index table, a piece at a time, then write them.
 
-def carry_out(kernel: CopyKernel, arrays: Sequence[Array], moves: Moves) -> None:
-    """Move cells of each array in place; runs may overlap themselves and each other as ``Moves`` allows."""
-    _IMPLEMENTATIONS[kernel](arrays, moves)
-
-
-def _by_slices(arrays: Sequence[Array], moves: Moves) -> None:
-    for array in arrays:
-        runs = _runs(array, moves)
-        for head in _heads(array):
-            # A memoryview takes a third less time for each run than a NumPy array.
-            memory = head.data
-            for source, target, n in runs:
-                memory[target : target + n] = memory[source : source + n]
-
-
-def _by_gather(arrays: Sequence[Array], moves: Moves) -> None:
+    Everything is copied twice, but many short runs cost no more than a few long ones.
+    """
     # Where each cell's content comes from after all moves.
     top = int(max((moves.src + moves.length).max(), (moves.dst + moves.length).max()))
     origin = np.arange(top)
@@ -78,7 +46,8 @@ def _by_gather(arrays: Sequence[Array], moves: Moves) -> None:
                     cells[target] = piece
 
 
-def _by_threads(arrays: Sequence[Array], moves: Moves) -> None:
+def by_threads(arrays: Sequence[Array], moves: Moves) -> None:
+    """``slices`` with the heads spread over the processor's cores; for long runs."""
     heads = [(head, runs) for array in arrays for runs in [_runs(array, moves)] for head in _heads(array)]
     workers = os.cpu_count() or 1
 
@@ -91,7 +60,7 @@ def _by_threads(arrays: Sequence[Array], moves: Moves) -> None:
     list(_pool(workers).map(work, range(workers)))
 
 
-def _heads(array: Array) -> list[_Bytes]:
+def _heads(array: Array) -> list[Array]:
     """Each head's cells as contiguous bytes."""
     return [head.reshape(-1, copy=False).view(np.uint8) for head in array]
 
@@ -102,7 +71,8 @@ def _cell_bytes(array: Array) -> int:
     return int(array.nbytes // (heads * cells))
 
 
-def _runs(array: Array, moves: Moves) -> _Runs:
+def _runs(array: Array, moves: Moves) -> list[tuple[int, int, int]]:
+    """``(source, target, length)`` in bytes."""
     size = _cell_bytes(array)
     columns = ((column * size).tolist() for column in (moves.src, moves.dst, moves.length))
     return list(zip(*columns, strict=True))
@@ -113,8 +83,8 @@ def _pool(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="copies")
 
 
-_IMPLEMENTATIONS: dict[CopyKernel, Callable[[Sequence[Array], Moves], None]] = {
-    "slices": _by_slices,
-    "gather": _by_gather,
-    "threads": _by_threads,
+COPY_KERNELS: dict[str, Callable[[Sequence[Array], Moves], None]] = {
+    "slices": carry_out,
+    "gather": by_gather,
+    "threads": by_threads,
 }

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.copies import COPY_KERNELS
 from policies import Moves
 from policies.cells.arena import Arena
 from policies.compaction.compactors import pack
 from policies.layouts.llamacpp import limited_fill_holes
-from real_engine.copies import COPY_KERNELS, carry_out
 
 
 @settings(deadline=None, max_examples=60)
@@ -33,18 +33,18 @@ def test_all_copy_kernels_give_the_same_cells(owners, compactor, piece):
     for src, dst, n in zip(moves.src.tolist(), moves.dst.tolist(), moves.length.tolist(), strict=True):
         by_hand[dst : dst + n] = by_hand[src : src + n]
     before = np.random.default_rng(1).integers(0, 1000, (3, len(owners), 4)).astype(np.float16)
-    for kernel in COPY_KERNELS:
+    for carry_out in COPY_KERNELS.values():
         arrays = [before.copy(), before[:1, :, :2].copy()]
-        with patch("real_engine.copies._PIECE", piece):
-            carry_out(kernel, arrays, moves)
+        with patch("benchmarks.copies._PIECE", piece):
+            carry_out(arrays, moves)
         assert (arrays[0] == before[:, by_hand]).all()
         assert (arrays[1] == before[:1, by_hand, :2]).all()
 
 
-@pytest.mark.parametrize("kernel", COPY_KERNELS)
-def test_a_run_may_overlap_itself_and_a_later_one_may_read_what_an_earlier_one_wrote(kernel):
+@pytest.mark.parametrize("carry_out", COPY_KERNELS.values(), ids=COPY_KERNELS)
+def test_a_run_may_overlap_itself_and_a_later_one_may_read_what_an_earlier_one_wrote(carry_out):
     array = np.arange(10)[None, :, None] * np.ones((2, 1, 3), dtype=np.int64)
-    carry_out(kernel, [array], Moves.from_runs([(2, 0, 5), (0, 7, 2), (7, 9, 1)]))
+    carry_out([array], Moves.from_runs([(2, 0, 5), (0, 7, 2), (7, 9, 1)]))
     assert array[0, :, 0].tolist() == [2, 3, 4, 5, 6, 5, 6, 2, 3, 2]
 
 
@@ -60,16 +60,16 @@ def test_random_runs_in_sequence(runs, kind, piece):
     for source, target, n in runs:
         cells[target : target + n] = cells[source : source + n]
     before = np.random.default_rng(2).integers(0, 100, (3, 32, 2, 5)).astype(kind)
-    for kernel in COPY_KERNELS:
+    for carry_out in COPY_KERNELS.values():
         array = before.copy()
-        with patch("real_engine.copies._PIECE", piece):
-            carry_out(kernel, [array], Moves.from_runs(runs))
+        with patch("benchmarks.copies._PIECE", piece):
+            carry_out([array], Moves.from_runs(runs))
         assert (array == before[:, cells]).all()
 
 
 def test_arrays_that_cannot_be_moved_in_place_are_refused():
     """Otherwise a copy would be moved instead of the cells."""
     array = np.zeros((2, 8, 3, 4)).transpose(0, 1, 3, 2)
-    for kernel in COPY_KERNELS:
+    for carry_out in COPY_KERNELS.values():
         with pytest.raises(ValueError, match="copy"):
-            carry_out(kernel, [array], Moves.from_runs([(4, 0, 2)]))
+            carry_out([array], Moves.from_runs([(4, 0, 2)]))
