@@ -42,16 +42,11 @@ def sweep(
 ) -> SweepResult:
     """Run a sweep, given as a built-in name, a TOML file or its table (see ``sweep_file.SweepFile``).
 
-    ``policies`` replace those of the file, and may be callables from a ``CacheConfig`` to a policy, as in ``compare``;
-    so may those of a table.
-
     Runs that are already in ``out`` (by default ``results/NAME/sweep.sqlite``) are not repeated, so a sweep that was
     interrupted, or whose file was changed, continues where it can. ``workers``: number of processes, by default one per
     processor. ``dask``: the address of a dask scheduler whose workers execute the runs instead; they need the same
-    kvsim and the same files at the same paths. Neither changes any result. ``model``, ``device``, ``seed`` and
-    ``requests`` replace those of the scenario. ``show``: measures to print and draw; ``max_failed``: share of its
-    requests that a policy may have failed and still be ranked (0.05 or "5%"). Both replace those of the sweep and need
-    no new runs.
+    kvsim and the same files at the same paths. Neither changes any result. All other arguments are those of
+    ``plan_sweep``; ``show`` and ``max_failed`` need no new runs.
 
     A run that fails, or whose settings are invalid, is stored with its error and stops nothing. Raises ``UserError``
     and ``WorkloadError`` before anything is written if the sweep itself is invalid, and ``UserError`` if its store

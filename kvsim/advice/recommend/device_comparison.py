@@ -164,9 +164,9 @@ class DeviceComparison(Question):
         """Which devices meet the service level, up to which load, and what a million output tokens cost there."""
         costs = [(answer.cost_at_largest, answer) for answer in self.ranked]
         known = sorted(((cost, answer) for cost, answer in costs if cost is not None), key=lambda pair: pair[0])
-        listed = ", ".join(f"{answer.device} {'at most ' * answer.at_least}{plain(cost, 3)}" for cost, answer in known)
-        provisional = f"Interrupted, {self.interrupted}. What is known so far: " if self.interrupted else ""
-        priced = f" A million output tokens cost, at the largest load: {listed}." if listed else ""
+        listed = ", ".join(f"{'at most ' * a.at_least}{plain(cost, 3)} on {a.device}" for cost, a in known)
+        provisional = f"Interrupted, {self.interrupted}. So far: " if self.interrupted else ""
+        priced = f" At the largest load, a million output tokens cost {listed}." if listed else ""
         return f"{provisional}{'; '.join(self._clauses)}.{priced}"
 
     @property
@@ -175,17 +175,15 @@ class DeviceComparison(Question):
         if self.met is None:
             yield f"Whether {self.slo.text} can be met is unknown: {', '.join(self.asked)} have no verdict"
             return
-        for place, answer in enumerate(self.ranked):
-            reach = _reach(answer, first=place == 0) if self.traffic.scalable else ""
-            yield self._opening(answer, reach) if place == 0 else f"{answer.device} {_further(answer, reach)}"
-
-    def _opening(self, answer: DeviceAnswer, reach: str) -> str:
-        """What is said of the first device."""
-        if not answer.met:
-            nothing = f"No device meets {self.slo.text} at this load"
-            return f"{nothing}: {answer.device} does {reach}" if reach else nothing
-        verb = "meets" if answer.verdict == "surely" else "perhaps meets"
-        return f"{answer.device} {verb} {self.slo.text} at this load{f' and {reach}' if reach else ''}"
+        first, *others = self.ranked
+        reach = _reach(first) if self.traffic.scalable else ""
+        if first.met:
+            verb = "meets" if first.verdict == "surely" else "probably meets"
+            yield f"{first.device} {verb} {self.slo.text} at this load{f', and {reach}' if reach else ''}"
+        else:
+            yield f"No device meets {self.slo.text} at this load{f': {first.device} meets it {reach}' if reach else ''}"
+        for answer in others:
+            yield f"{answer.device} {_further(answer, _reach(answer) if self.traffic.scalable else '')}"
 
     @property
     def no_verdicts(self) -> list[str]:
@@ -209,9 +207,10 @@ class DeviceComparison(Question):
             for line, devices in by_line.items()
         ]
         if any(answer.price_per_hour is not None for answer in self.answers):
+            come = "arrive" if self.traffic.offered is not None else "are served"
             lines.append(
-                "a million output tokens: the price of all devices that share the model over the output tokens that "
-                f"{'arrive' if self.traffic.offered is not None else 'are served'} in that time; prompts are part of it"
+                "price of a million output tokens: that of all devices that share the model, divided by the output "
+                f"tokens that {come}; work on prompts is included"
             )
         return lines
 
@@ -324,24 +323,24 @@ def _rank(answer: DeviceAnswer) -> tuple[int, float, float]:
     return {True: 0, False: 1, None: 2}[answer.met], -(answer.load or 0.0), -mean
 
 
-def _reach(answer: DeviceAnswer, first: bool) -> str:
+def _reach(answer: DeviceAnswer) -> str:
     """Up to which load the service level is met, in words."""
-    if answer.load is None or answer.mean_load is None or answer.best is None:
-        return "at no load that was tried in every run"
+    every = "in every run " if answer.best is not None and len(answer.best.loads) > 1 else ""
+    if answer.load is None or answer.mean_load is None:
+        return f"{every}at no load that was tried"
     load, mean = plain(answer.load, 2), plain(answer.mean_load.value, 2)
-    every = "in every run " if len(answer.best.loads) > 1 else ""
     average = f" ({mean} on average)" if mean != load else ""
-    return f"{every}up to {'at least ' * answer.at_least}{load} times{' of it' * first}{average}"
+    return f"{every}up to {'at least ' * answer.at_least}{load} times the load{average}"
 
 
 def _further(answer: DeviceAnswer, reach: str) -> str:
     """What is said of a device after the first."""
     if answer.met is None:
         return "has no verdict"
-    verb = {"surely": "does too", "likely": "perhaps"}.get(answer.verdict or "", "does not")
+    verb = {"surely": "meets it too", "likely": "probably meets it"}.get(answer.verdict or "", "does not meet it")
     if not reach or (answer.load is None and not answer.met):
         return verb
-    return f"{verb}, {reach}" if answer.met else f"{verb}, but {reach}"
+    return f"{verb}, {reach}" if answer.met else f"{verb}, but does {reach}"
 
 
 def _scenario_file(answer: DeviceAnswer) -> str:

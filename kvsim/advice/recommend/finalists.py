@@ -23,10 +23,10 @@ _NEAR = 0.95
 """Loads of at least this share of the largest count as equal to it."""
 
 RULE = (
-    "ranked by whether the service level is met at this load (surely: the upper ends of all intervals are within the "
-    "bounds; likely: the means are; not: some mean is not), then by the largest load sustained or, where there is "
-    "none, by the worst bound over its limit (up to 5 % behind the best of those left counts as equal), then by "
-    "memory, the least first, then by that of the host cache, then by order of search"
+    "ranked by how surely the service level is met at this load (surely: all intervals lie within the bounds; likely: "
+    "the means do; not: a mean does not), then by the largest load sustained or, where there is none, by the worst "
+    "bound over its limit; of settings up to 5 % behind the best of those left, the one with the least memory comes "
+    "first, then the one with the smaller host cache"
 )
 
 

@@ -64,40 +64,29 @@ def recommend(
 ) -> Recommendation | MemoryAnswer | DeviceComparison:
     """Recommend settings for a scenario's workload or for a trace file.
 
-    ``columns``, ``time``: which column of a table is what, and the unit of its arrivals (``trace_scenario``).
-    ``trace_keys``: further keys of a trace's ``[workload]``, such as ``{"failed": "drop"}``.
-    ``slo``: bounds such as ``ttft_p95<1s,tpot_p95<80ms`` (``slo.read_slo``). ``memory``: bytes for weights, cache and
-    buffers, or a text such as 8GB; by default memory rules nothing out. ``model``: the model that is
-    served, by default the scenario's, or for a trace the profile's; if the profile was measured on another one, the
-    answer is a ``MemoryAnswer``, without any times. ``engine``: ``llamacpp``,
-    ``vllm``, ``both``, or ``any``, which includes layouts that no engine has; by default the one that the profile was
-    measured on, and both where that is kvsim's own or a device is named. ``load``: a multiple of the workload's own.
-    ``requests``: number in the longest runs (for sessions, of conversations), by default at most 400, on a device
-    2,000. ``workers``: number of processes, by default one per processor; it does not change the result. ``device``:
-    the GPU that serves, whose profile of the model and whose memory are taken; for several, or with a ``price``, the
-    answer is a ``DeviceComparison``. ``tp``: GPUs that share the model. ``price``: of an hour by device, or a text such
-    as ``rtx4090=0.4,a100_sxm=1.8``. Raises ``UserError`` and ``WorkloadError``.
+    ``columns``, ``time``, ``trace_keys``: of a trace, as in ``trace_scenario``. ``slo``: bounds such as
+    ``ttft_p95<1s,tpot_p95<80ms`` (``slo.read_slo``). ``memory``: bytes for weights, cache and buffers, or a text such
+    as 8GB; by default memory rules nothing out. ``model``: the model that is served, by default the scenario's, or for
+    a trace the profile's; if the profile was measured on another one, the answer is a ``MemoryAnswer``, without times.
+    ``engine``: ``llamacpp``, ``vllm``, ``both``, or ``any``, which includes layouts that no engine has; by default the
+    one that the profile was measured on, and both where that is kvsim's own or a device is named. ``load``: a multiple
+    of the workload's own. ``requests``: number in the longest runs (for sessions, of conversations), by default at most
+    400, on a device 2,000. ``workers``: processes, by default one per processor; they change no result. ``device``: the
+    GPU that serves; for several, or with a ``price``, the answer is a ``DeviceComparison``. ``tp``: GPUs that share the
+    model. ``price``: of an hour by device, or a text such as ``rtx4090=0.4,a100_sxm=1.8``. Raises ``UserError`` and
+    ``WorkloadError``.
     """
     _check_arguments(source, trace, load, requests, workers)
     devices = read_devices(device)
     _check_options_of_devices(devices, tp, price, memory, profile)
     prices = read_prices(price, devices)
     what = ("--scenario", getattr(source, "name", source)) if trace is None else ("--trace", trace)
-    columns_typed = ",".join(f"{ours}={theirs}" for ours, theirs in columns.items()) if columns else None
-    typed = [what, ("--columns", columns_typed), ("--slo", slo), ("--engine", engine), ("--load", f"{load:g}")]
+    typed = [what, ("--columns", _pairs(columns)), ("--slo", slo), ("--engine", engine), ("--load", f"{load:g}")]
     typed += zip(_GIVEN, (time, seed, requests, memory, model, weights, profile), strict=True)
-    typed += [("--device", name) for name in devices]
-    typed += [("--tp", tp), ("--price", ",".join(f"{name}={each:g}" for name, each in prices.items()) or None)]
-    asked = Asked(
-        read_slo(slo),
-        None if engine is None else known_engine(engine),
-        load,
-        requests,
-        _command(typed, trace_keys),
-        Effort(budget, workers, progress),
-        prices,
-        compared=len(devices) > 1 or bool(prices),
-    )
+    typed += [*(("--device", name) for name in devices), ("--tp", tp), ("--price", _pairs(prices))]
+    known = None if engine is None else known_engine(engine)
+    effort, compared = Effort(budget, workers, progress), len(devices) > 1 or bool(prices)
+    asked = Asked(read_slo(slo), known, load, requests, _command(typed, trace_keys), effort, prices, compared)
     if trace is not None:
         source = trace_scenario(trace, columns=columns, time=time, **(trace_keys or {}))
     table = table_of(source)  # type: ignore[arg-type]
@@ -149,6 +138,12 @@ def _on_machine(
         return MemoryAnswer(**fields, shape=shape, weights=weights, no_times=no_times)
     engine = asked.engine or measured_engine(measured) or "both"
     return find_settings({**fields, "engine": engine}, shape, weights, asked.effort)
+
+
+def _pairs(given: Mapping[str, object] | None) -> str | None:
+    """Keys and values as they are typed; None for none."""
+    texts = {key: f"{value:g}" if isinstance(value, float) else value for key, value in (given or {}).items()}
+    return ",".join(f"{key}={text}" for key, text in texts.items()) or None
 
 
 def _command(pairs: Iterable[tuple[str, object]], trace_keys: Mapping[str, Any] | None) -> str:

@@ -122,15 +122,8 @@ class Recommendation(Question):
     @property
     def conclusion(self) -> str:
         """The recommendation in a sentence or two."""
-        return f"{self._provisional}{self._conclusion}"
-
-    @property
-    def _provisional(self) -> str:
-        if not self.interrupted:
-            return ""
-        return (
-            f"Interrupted {self.interrupted}, after {counted(self.runs, 'run')}. What is known so far, and may change: "
-        )
+        after = f"Interrupted {self.interrupted}, after {counted(self.runs, 'run')}. So far: "
+        return f"{after if self.interrupted else ''}{self._conclusion}"
 
     @property
     def _conclusion(self) -> str:
@@ -146,15 +139,14 @@ class Recommendation(Question):
             command = f"{first.candidate.label} (which no engine has)"
         if not self.met:
             bound, factor = first.worst
-            limit = bound.text or bound.measure
-            if math.isfinite(factor):
-                limit += f", at {factor:.2f} × its limit"
-            if factor <= 1:
-                limit = "that arrivals outpace service"
+            times = f", by {factor:.2f} ×" if math.isfinite(factor) else ""
+            missed = (
+                "Arrivals outpace service" if factor <= 1 else f"It misses {bound.text or bound.measure} most{times}"
+            )
             nearest = f"The nearest setting is {command}: predicted {figures}"
-            return f"Nothing meets {self.slo.text}. {nearest}; the limit is {limit}; {self._reduced_load(first)}."
+            return f"Nothing meets {self.slo.text}. {nearest}. {missed}. {self._reduced_load(first)}."
         certainty = "" if first.verdict == "surely" else ", though this is not certain"
-        return f"Run {command}: predicted {figures}{certainty}; {self._sustained_load(first)}."
+        return f"Run {command}: predicted {figures}{certainty}. {self._sustained_load(first)}."
 
     @property
     def compared(self) -> str:
@@ -332,24 +324,25 @@ class Recommendation(Question):
         if not f.loads:
             return self._no_load
         if f.sustained is None:
-            return "in some replications it meets the service level at no load that was tried"
+            return "In some replications it meets the service level at no load that was tried"
         if f.at_least:
             return (
-                f"sustains at least {f.sustained.value:.3g} × this load, the largest tried being {f.largest_load:.0f} ×"
+                f"It should sustain at least {f.sustained.value:.3g} × this load; the largest that was tried is "
+                f"{f.largest_load:.0f} ×"
             )
-        return f"sustains {spoken_load(f.sustained)} this load"
+        return f"It should sustain {spoken_load(f.sustained)} this load"
 
     def _reduced_load(self, f: Finalist) -> str:
         if not f.loads:
             return self._no_load
         if f.sustained is None:
-            every = "" if max(f.loads) == 0 else "in some replications "
-            return f"{every}not even 1/{1 / _LOWEST_LOAD:.0f} of this load meets it"
-        return f"{spoken_load(f.sustained)} this load would meet it"
+            not_even = "Not even" if max(f.loads) == 0 else "In some replications not even"
+            return f"{not_even} 1/{1 / _LOWEST_LOAD:.0f} of this load meets it"
+        return f"It would meet it at {spoken_load(f.sustained)} this load"
 
     @property
     def _no_load(self) -> str:
-        return "no other load was searched" if self.traffic.scalable else "there is no load to change"
+        return "No other load was searched" if self.traffic.scalable else "There is no load to change"
 
     def _why_nothing(self) -> str:
         why = next(iter(self.ruled_out.values()))

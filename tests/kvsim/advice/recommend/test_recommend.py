@@ -276,7 +276,7 @@ def test_if_nothing_meets_the_slo_the_nearest_setting_is_shown_with_its_limit():
     )
     assert not found.met
     assert found.conclusion.startswith("Nothing meets tpot_p95<1ms. The nearest setting is vllm serve ")
-    assert "the limit is tpot_p95<1ms, at " in found.conclusion
+    assert "It misses tpot_p95<1ms most, by " in found.conclusion
     assert all(f.verdict == "not" for f in found.best)
     nothing = recommend(load_scenario(BUSY), slo="ttft_p95<1s", memory=1 << 20, budget=SMALL, workers=1)
     assert nothing.conclusion.startswith("Nothing can be recommended: all ")
@@ -290,7 +290,7 @@ def test_a_batch_has_no_load_to_change():
     )
     assert found.met
     assert all(f.sustained is None and not f.loads for f in found.best)
-    assert "there is no load to change" in found.conclusion
+    assert "There is no load to change" in found.conclusion
 
 
 def test_the_host_cache_is_searched_where_prompts_share_text():
