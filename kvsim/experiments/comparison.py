@@ -13,7 +13,7 @@ from kvsim.experiments.measures import Measures, share_of_requests, times_digest
 from kvsim.experiments.policy_code import plugins_used
 from kvsim.experiments.shared_warnings import share_warnings
 from kvsim.experiments.verdict import Verdict, judge
-from kvsim.experiments.workers import map_ordered
+from kvsim.experiments.workers import Done, map_ordered
 from kvsim.results import ResultsFolder, results_folder
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.failures import sum_failures
@@ -234,20 +234,22 @@ def compare(
     profile = profile_of(scenario)
     costs = cost_model(scenario, profile)
     chosen, left_out = choose(policies, in_group(group), lambda policy: build_policy(scenario, policy, costs))
-    how = _Asked(scenario, snapshots, detail)
-    outcomes = list(_run_all(how, chosen, progress))
+    outcomes = list(_run_all(_run_one, [_Asked(scenario, p, snapshots, detail) for p in chosen], 0, progress))
     stuck = tuple(f"left out {reason}" for reason in outcomes if isinstance(reason, str))
     served = [(p, result) for p, result in zip(chosen, outcomes, strict=True) if not isinstance(result, str)]
     if not served:
         raise UserError("\n".join(stuck))
     runs = {result.policy: [_outcome(result)] for _, result in served}
-    further = _counting_from(len(outcomes) * scenario.build_workload().n_requests, progress)
-    for policy, outcome in _replicate(how, seeds, served, further):
+    seeded = [scenario.model_copy(update={"seed": seed}) for seed in seeds]
+    further = [_Asked(each, policy, False, "rows") for each in seeded for policy, _ in served]
+    names = [result.policy for _ in seeds for _, result in served]
+    ended = len(outcomes) * scenario.build_workload().n_requests if further else 0
+    for name, outcome in zip(names, _run_all(_measure_one, further, ended, progress), strict=True):
         if isinstance(outcome, str):
             stuck += (f"no intervals for {outcome}",)
-            runs.pop(policy, None)
-        elif policy in runs:
-            runs[policy].append(outcome)
+            runs.pop(name, None)
+        elif name in runs:
+            runs[name].append(outcome)
     results = tuple(result for _, result in served)
     built = {result.policy: build_policy(scenario, policy) for policy, result in served}
     forgetful = tuple(name for name, policy in built.items() if policy.drops_tokens)
@@ -288,72 +290,47 @@ def choose(
 
 
 class _Asked(NamedTuple):
-    """What is asked of each run of a comparison."""
+    """One run of a comparison."""
 
     scenario: Scenario
+    policy: str | PolicyFactory
     snapshots: bool
     detail: Detail
 
 
 def _run_all(
-    asked: _Asked, policies: Sequence[str | PolicyFactory], progress: Progress | None
-) -> Iterator[Result | str]:
-    """Run each policy, in this process or on all cores; yield its result, or the reason why it could not finish."""
-    n_requests = asked.scenario.build_workload().n_requests
-    ended = 0
-    if n_requests * len(policies) < _WORTH_PROCESSES:
-        for policy in policies:
-            yield _run_one(asked, policy, _counting_from(ended, progress))
-            ended += n_requests
+    work: Callable[..., Done], runs: Sequence[_Asked], ended: int, progress: Progress | None
+) -> Iterator[Done]:
+    """Do all runs, in this process or on all cores; progress counts requests on from those that have ``ended``."""
+    n_requests = runs[0].scenario.build_workload().n_requests if runs else 0
+    if n_requests * len(runs) < _WORTH_PROCESSES:
+        for number, asked in enumerate(runs):
+            yield work(asked, _counting_from(ended + number * n_requests, progress))
         return
-    for result in map_ordered(partial(_run_one, asked), policies):
-        ended += n_requests
+    for number, done in enumerate(map_ordered(partial(work, progress=None), runs), 1):
         if progress is not None:
-            progress(ended, 0.0 if isinstance(result, str) else result.ended_s)
-        yield result
+            progress(ended + number * n_requests, getattr(done, "ended_s", 0.0))
+        yield done
 
 
-def _replicate(
-    asked: _Asked,
-    seeds: Sequence[int],
-    served: Sequence[tuple[str | PolicyFactory, Result]],
-    progress: Progress | None,
-) -> Iterator[tuple[str, RunOutcome | str]]:
-    """Run each policy with each further seed; yield its name with the outcome, or with the reason of a failure."""
-    scenario, briefly = asked.scenario, asked._replace(snapshots=False, detail="rows")
-    seeded = [briefly._replace(scenario=scenario.model_copy(update={"seed": seed})) for seed in seeds]
-    calls = [(each, policy) for each in seeded for policy, _ in served]
-    if not calls:
-        return
-    names = [result.policy for _ in seeds for _, result in served]
-    n_requests, ended = scenario.build_workload().n_requests, 0
-    processes = n_requests * len(calls) >= _WORTH_PROCESSES
-    for name, outcome in zip(names, map_ordered(_measure_one, calls, processes=processes), strict=True):
-        ended += n_requests
-        if progress is not None:
-            progress(ended, 0.0)
-        yield name, outcome
+def _run_one(asked: _Asked, progress: Progress | None) -> Result | str:
+    """The result, or the reason why the run could not finish."""
+    from kvsim.simulation.run import run
+
+    try:
+        return run(asked.scenario, asked.policy, detail=asked.detail, snapshots=asked.snapshots, progress=progress)
+    except Livelock as e:
+        return str(e)
 
 
-def _measure_one(call: tuple[_Asked, str | PolicyFactory]) -> RunOutcome | str:
-    asked, policy = call
-    result = _run_one(asked, policy)
+def _measure_one(asked: _Asked, progress: Progress | None) -> RunOutcome | str:
+    result = _run_one(asked, progress)
     return f"{result} (seed {asked.scenario.seed})" if isinstance(result, str) else _outcome(result)
 
 
 def _outcome(result: Result) -> RunOutcome:
     warnings = tuple(line for line in result.warnings if line not in result.notes)
     return RunOutcome(whole_run_measures(result), times_digest(result), result.summary["failures"], warnings)
-
-
-def _run_one(asked: _Asked, policy: str | PolicyFactory, progress: Progress | None = None) -> Result | str:
-    from kvsim.simulation.run import run
-
-    scenario, snapshots, detail = asked
-    try:
-        return run(scenario, policy, detail=detail, snapshots=snapshots, progress=progress)
-    except Livelock as e:
-        return str(e)
 
 
 def _counting_from(ended: int, progress: Progress | None) -> Progress | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -97,22 +98,20 @@ class SweepResult:
     @cached_property
     def runs(self) -> pd.DataFrame:
         """One row per finished run: number, policy, replication, the axes, all measures."""
+        done = (row for row in self.rows if row.status == "done")
+        table = self._table(((row, json.loads(row.measures)) for row in done), MEASURES)
+        return table.astype(dict.fromkeys(MEASURES, float))
+
+    def _table(self, rows: Iterable[tuple[Row, dict[str, Any]]], columns: Iterable[str]) -> pd.DataFrame:
+        """Runs as a table: which each is, its axes, and what is told of it in further columns."""
         import pandas as pd
 
-        done = [row for row in self.rows if row.status == "done"]
-        rows = [
-            {
-                "number": row.number,
-                "policy": row.policy,
-                "replication": row.replication,
-                **json.loads(row.settings),
-                **json.loads(row.measures),
-            }
-            for row in done
+        told = [
+            {"number": row.number, "policy": row.policy, "replication": row.replication, **json.loads(row.settings)}
+            | more
+            for row, more in rows
         ]
-        columns = ["number", "policy", "replication", *self.plan.axes, *MEASURES]
-        table = pd.DataFrame(rows, columns=columns)
-        return table.astype(dict.fromkeys(MEASURES, float))
+        return pd.DataFrame(told, columns=["number", "policy", "replication", *self.plan.axes, *columns])
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -193,20 +192,8 @@ class SweepResult:
     @property
     def failures(self) -> pd.DataFrame:
         """One row per failed run: number, policy, replication, the axes, ``error``."""
-        import pandas as pd
-
-        rows = [
-            {
-                "number": row.number,
-                "policy": row.policy,
-                "replication": row.replication,
-                **json.loads(row.settings),
-                "error": row.error,
-            }
-            for row in self.rows
-            if row.status == "failed"
-        ]
-        return pd.DataFrame(rows, columns=["number", "policy", "replication", *self.plan.axes, "error"])
+        failed = (row for row in self.rows if row.status == "failed")
+        return self._table(((row, {"error": row.error}) for row in failed), ["error"])
 
     def rankings(self, measure: str | None = None) -> dict[int, Ranking]:
         """Rank the policies at each point by a measure; keyed by number.

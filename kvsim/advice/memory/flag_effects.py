@@ -159,10 +159,12 @@ def _vllm(name: str, value: str, made: Plan) -> tuple[str, int | None]:
             size = int(value) * block
             return f"KV cache {format_size(size)}: {int(value):,} blocks of {format_size(block)}", size
         case "--gpu-memory-utilization":
-            size = None if made.memory is None else int(made.memory * float(value))
-            bytes_ = "" if size is None else f", {format_size(size)}"
+            share = f"{float(value):.0%} of the GPU's memory"
             rest = "what weights and activations leave of it is KV cache"
-            return f"{float(value):.0%} of the GPU's memory{bytes_}: {rest}", size
+            if made.memory is None:
+                return f"{share}: {rest}", None
+            size = int(made.memory * float(value))
+            return f"{share}, {format_size(size)}: {rest}", size
         case "--tensor-parallel-size" if value == "1":
             return "one GPU has all of the weights and of the KV cache", None
         case "--tensor-parallel-size":

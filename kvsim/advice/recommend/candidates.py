@@ -73,6 +73,14 @@ _MOST_CELLS = 2**24
 _REUSE_FACTOR = 4
 """Size of a cache that also keeps prefixes for reuse, as a multiple of what all slots need at once."""
 
+_ALL_SETTINGS: dict[str, Any] = {
+    "cache__host_cells": 0,
+    "cache__eviction": "lru",
+    "server__preemption": "recompute",
+    "server__prefetch": "none",
+}
+"""Keys that no search varies."""
+
 _NOT_AN_OPTION = (
     "ring",
     "paged-window",
@@ -381,20 +389,14 @@ class _CandidateBuilder:
         cells = self._cells(slots, context, at["room"], block if vllm else 0)
         if cells is None:
             return None
-        threshold = at.get("threshold", self.base.cache.threshold)
         version = engine_version(family.keys["cache__policy"])
         equal_shares = not family.keys.get("cache__unified", True) or (version is not None and version.equal_shares)
         slot_context = cells // slots if equal_shares else cells if family.engine == "llamacpp" else context
-        scenario = load_scenario(
-            self.base,
-            **family.keys,
+        scenario = self._scenario(
+            family,
             cache__cells=cells,
             cache__block_size=block,
-            cache__threshold=threshold,
-            cache__type_k=self.profile.type_k,
-            cache__type_v=self.profile.type_v,
-            cache__host_cells=0,
-            cache__eviction="lru",
+            cache__threshold=at.get("threshold", self.base.cache.threshold),
             model__name=self.profile.model,
             server__slots=slots,
             server__n_batch=n_batch,
@@ -402,12 +404,15 @@ class _CandidateBuilder:
             server__slot_context=slot_context,
             server__cache_ram=at.get("host", self.base.server.cache_ram),
             server__chunked_prefill=chunked,
-            server__preemption="recompute",
-            server__prefetch="none",
         )
         total, reason, detail = self._memory_need(scenario, family.engine)
         windows = self.window is not None
         return Candidate(number, family.name, family.engine, index, scenario, total, windows, reason, detail)
+
+    def _scenario(self, family: SettingsFamily, **keys: Any) -> Scenario:
+        """The base with the keys of a family and of a setting, and the types of K and V of the profile."""
+        types: dict[str, Any] = {"cache__type_k": self.profile.type_k, "cache__type_v": self.profile.type_v}
+        return load_scenario(self.base, **family.keys, **types, **_ALL_SETTINGS, **keys)
 
     def _cells(self, slots: int, context: int, room: str, spare: int) -> int | None:
         """Cells for all slots at full length ("full"), at P95 length ("shared"), or with prefixes kept ("reuse").
@@ -456,22 +461,15 @@ class _DeviceCandidateBuilder(_CandidateBuilder):
             fault = "" if held >= min(tokens, context) else f"holds {held:,} tokens; a request has {tokens:,}"
         except UserError as e:
             held, fault = 0, str(e)
-        scenario = load_scenario(
-            self.base,
-            **family.keys,
+        scenario = self._scenario(
+            family,
             # By default what follows from the device; where that is too little, what one request takes.
             cache__cells=context + self.base.cache.block_size if fault else None,
-            cache__type_k=self.profile.type_k,
-            cache__type_v=self.profile.type_v,
-            cache__host_cells=0,
-            cache__eviction="lru",
             server__slots=slots,
             server__n_batch=n_batch,
             server__n_ubatch=None,
             server__slot_context=context if fault else min(context, held),
             server__chunked_prefill=chunked,
-            server__preemption="recompute",
-            server__prefetch="none",
         )
         total = int((self.memory or 0) * profile_run(PRESENT["vLLM"].version).utilization)
         reason = "memory" if fault else ""

@@ -148,9 +148,11 @@ class MemoryAnswer(Question):
         if not widest:
             return f"No engine asked about can hold {self.model}."
         if self.memory is None:
-            first = [fit for fit in self.fits if fit.engine == self.fits[0].engine]
-            needs = ", ".join(f"{format_size(fit.memory_bytes)} for {fit.longest}" for fit in first)
-            return f"{ENGINE_TITLES[first[0].engine]} needs {needs} of {longest} at once."
+            of = self.fits[0].engine
+            needs = ", ".join(
+                f"{format_size(fit.memory_bytes)} for {fit.longest}" for fit in self.fits if fit.engine == of
+            )
+            return f"{ENGINE_TITLES[of]} needs {needs} of {longest} at once."
         kind = next(iter(widest.values())).type_k
         kept = format_size(self.memory) if self.device is None else f"{self.device} ({format_size(self.memory)})"
         if self.tensor_parallel > 1:

@@ -294,7 +294,8 @@ class Search:
             met = all(o.met(self.slo) for o in known)
             worst = max(o.factor(self.slo) for o in known)
             self._loads_at_length[c.number] = loads.get((c.number, first), 0.0)
-            load = loads.get((c.number, first), self._load_so_far(c) if self.interrupted else 0.0)
+            power = self._power_so_far(c.number) if self.interrupted else None
+            load = loads.get((c.number, first), 0.0 if power is None else 2.0**power)
             keys[c.number] = (not met, -load, 0.0 if load else worst, c.memory_order)
         ordered = sorted(dozen, key=lambda c: keys[c.number])
         few = _with_each_engine(_distinct_first(ordered), self.budget.best)
@@ -339,18 +340,13 @@ class Search:
 
     def _loads_so_far(self, candidate: Candidate) -> tuple[float, ...]:
         """The largest load of the first stage; empty if there was none, or without a load to change."""
-        load = self._load_so_far(candidate)
-        return (load,) if self.traffic.scalable and load else ()
+        power = self._power_so_far(candidate.number)
+        return (2.0**power,) if self.traffic.scalable and power is not None else ()
 
     def _power_so_far(self, number: int) -> float | None:
         """The largest load of the first stage as a power of 2; None if none met the service level."""
         met = self._ladders[number].met
         return met if met >= 0 else None
-
-    def _load_so_far(self, candidate: Candidate) -> float:
-        """The largest load that met the service level in the first stage; 0 if none did."""
-        met = self._ladders[candidate.number].met
-        return 2.0**met if met >= 0 else 0.0
 
     # Runs
 
