@@ -148,7 +148,6 @@ def conclude_sweep(sweep: SweepResult, measure: str) -> str:
     points = counted(len({point.number for point in sweep.plan.points}), "point")
     if not len(best):
         return f"no conclusion: no policy served all requests and kept up with arrivals ({points})"
-    parts = []
     won = best[best["rivals"] > 0]
     if len({policy for policy in sweep.plan.policies if policy != BOUND}) == 1:
         only = _with_alike(sweep, best["best"].iloc[0], "")
@@ -220,9 +219,8 @@ def _imprecise_points(sweep: SweepResult) -> list[str]:
     if rule is None or not missed:
         return []
     groups = sweep.runs.groupby(["number", "policy"]).ngroups
-    return [
-        f"not within {100 * rule.within:g} % after {rule.most} runs: {missed} of {groups} pairs of point and policy"
-    ]
+    pairs = f"{missed} of {groups} pairs of point and policy"
+    return [f"{pairs} are not within {100 * rule.within:g} % after {rule.most} runs"]
 
 
 def _percent_below(ratio: Interval) -> str:

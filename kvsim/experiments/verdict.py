@@ -118,7 +118,7 @@ def judge(
     intervals = {policy: _intervals(each, level) for policy, each in runs.items()}
     means = {p: values for p, each in runs.items() if (values := replication_values(each, "e2e_mean")) is not None}
     reasons = {policy: reason_not_to_rank(each, max_failed) for policy, each in runs.items() if policy != BOUND}
-    reasons |= {policy: NotRanked("with lengths known in advance") for policy in clairvoyant if policy in reasons}
+    reasons |= {policy: NotRanked("is told lengths in advance") for policy in clairvoyant if policy in reasons}
     not_ranked = {policy: reason for policy, reason in reasons.items() if reason is not None}
     identical = identical_groups({p: each for p, each in (times or {}).items() if p in means and p not in not_ranked})
     repeated = {policy for group in identical for policy in group[1:]}

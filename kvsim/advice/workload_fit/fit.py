@@ -137,7 +137,7 @@ class WorkloadFit:
 
     def to_toml(self) -> str:
         """Return the generator as a section of a scenario, ready to paste."""
-        return section_toml(self.section)
+        return _section_toml(self.section)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
@@ -220,12 +220,9 @@ def fit(
     return WorkloadFit(name, stream, statistics, fitted, used, why, prompt, output, section, model, drawn, tuple(notes))
 
 
-def section_toml(section: dict[str, Any], comment: str = "") -> str:
-    """Format a ``[workload]`` section as TOML, with tables and long lists over several lines.
-
-    ``comment``: lines to put above it.
-    """
-    lines = [f"# {line}".rstrip() for line in comment.splitlines()] + ["[workload]"]
+def _section_toml(section: dict[str, Any]) -> str:
+    """Format a ``[workload]`` section as TOML, with tables and long lists over several lines."""
+    lines = ["[workload]"]
     lines += [f"{key} = {_value(value)}" for key, value in section.items() if not isinstance(value, dict)]
     for key, value in section.items():
         if isinstance(value, dict):

@@ -280,10 +280,6 @@ def test_the_working_set_is_at_the_knee_of_the_curve():
     assert knees_of(straight, steep) == {"e1": 20}
 
 
-def test_a_straight_line_has_no_working_set():
-    assert knees_of([(10, 0.1), (20, 0.2), (30, 0.3)]) == {}
-
-
 def test_prompts_without_a_full_block_are_reported():
     """A prompt of 400 tokens looks up no block of 400: its last token is always computed."""
     with pytest.raises(UserError) as fault:

@@ -157,7 +157,7 @@ def test_an_unmet_stopping_rule_is_reported(tmp_path):
     rule = {"measure": "e2e_mean", "within": 0.001, "most": 3}
     result = sweep(TIGHT | {"policies": ["paged", "ring"], "stop": rule}, out=tmp_path / "a.sqlite", workers=1)
     assert result.table["verdict"].str.contains(r"3 runs, still ±\d+\.\d %").all()
-    assert "not within 0.1 % after 3 runs: 4 of 4 pairs of point and policy" in result.conclusion()
+    assert "4 of 4 pairs of point and policy are not within 0.1 % after 3 runs" in result.conclusion()
     printed = result.to_dict()
     assert printed["imprecise"] == 4
     assert "still ±" in printed["points"][0]["verdict"]

@@ -151,7 +151,7 @@ def test_policies_that_know_lengths_in_advance_are_not_ranked():
     runs = {"first-fit": given(0.5), "buddy": given(0.7), "paged": given(2.0), "vllm": given(3.0)}
     verdict = judge(runs, clairvoyant=("first-fit", "buddy"))
     assert verdict.line.startswith("paged has the lowest")
-    assert "left out: first-fit and buddy with lengths known in advance" in verdict.line
+    assert "left out: first-fit and buddy are told lengths in advance" in verdict.line
 
 
 def test_identical_replications_support_no_difference():

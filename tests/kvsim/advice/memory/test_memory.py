@@ -11,7 +11,7 @@ import kvsim
 from kvsim.advice.memory.set_ups import REMEDIES
 from kvsim.model.engine_shapes import SHAPES
 from real_engine import Transformer, footprint
-from real_engine.footprint import Parts, SetUp, activations, measure
+from real_engine.footprint import SetUp, activations, measure
 from tests.gguf_files import SMOLLM2_MISSING, Small
 from tests.worlds import command
 
@@ -295,7 +295,3 @@ def test_systems_without_proc_are_reported(monkeypatch):
     monkeypatch.setattr(footprint, "open", absent, raising=False)
     with pytest.raises(kvsim.UserError, match="memory is read from /proc, which this system does not have; Linux does"):
         measure(SetUp("tiny"))
-
-
-def test_parts_know_their_total():
-    assert Parts(1, 2, 3).total == 6

@@ -68,19 +68,34 @@ PROFILE = load_profile("default")
 SUMMARY = TrafficSummary(100, 700, 500, 400, 200.0, False)
 
 
+def space_of(
+    engine="llamacpp", *, base=None, traffic=None, reuse=False, profile=PROFILE, model="tiny", memory=None, **more
+):
+    """The settings for some traffic; by default that of ``SUMMARY``."""
+    if traffic is not None:
+        base, summary = traffic.scenario, traffic.summary
+    else:
+        base, summary = base or load_scenario({}), replace(SUMMARY, reuse=reuse)
+    return build_search_space(base, summary, engine, profile, memory_shape(model), memory, **more)
+
+
+def ask(source=BUSY, engine="llamacpp", **asked):
+    """A small search for a scenario."""
+    return recommend(load_scenario(source), **{"engine": engine, "budget": SMALL, "workers": 1, **asked})
+
+
+BUSY_SLO = {"slo": "ttft_p95<250ms,tpot_p95<20ms"}
+
+
 @pytest.fixture(scope="module")
 def busy():
-    return recommend(
-        load_scenario(BUSY, **CALMER), slo="ttft_p95<250ms,tpot_p95<20ms", engine="llamacpp", budget=SMALL, workers=1
-    )
+    return ask(load_scenario(BUSY, **CALMER), **BUSY_SLO)
 
 
 @pytest.mark.slow
 def test_too_few_slots_queue_and_are_ruled_out():
     every = SearchBudget(999, 0, 2, 1, 2, 1, fewest=40)
-    found = recommend(
-        load_scenario(BUSY), slo="ttft_p95<250ms", engine="llamacpp", requests=40, budget=every, workers=1
-    )
+    found = ask(slo="ttft_p95<250ms", requests=40, budget=every)
     assert found.met
     assert found.best[0].candidate.scenario.server.slots >= 4
     single = found.candidates[found.candidates["slots"] == 1]
@@ -91,7 +106,7 @@ def test_too_few_slots_queue_and_are_ruled_out():
 @pytest.mark.slow
 def test_settings_that_exceed_the_memory_are_never_run():
     room = 30_000_000
-    found = recommend(load_scenario(BUSY), slo="ttft_p95<2s", memory=room, budget=SMALL, workers=1)
+    found = ask(engine=None, slo="ttft_p95<2s", memory=room)
     table = found.candidates
     assert found.reasons["memory"] > 0
     assert (table[table["reason"] != "memory"]["memory_bytes"] <= room).all()
@@ -101,17 +116,17 @@ def test_settings_that_exceed_the_memory_are_never_run():
 
 def test_only_types_of_k_and_v_that_the_profile_measured_are_tried():
     for room in (10**9, 30_000_000):
-        space = build_search_space(load_scenario(BUSY), SUMMARY, "both", PROFILE, memory_shape("tiny"), room)
+        space = space_of("both", memory=room)
         assert {(c.settings["type_k"], c.settings["type_v"]) for c in space.candidates} == {("f32", "f32")}
     narrow = PROFILE.model_copy(update={"type_k": "q8_0", "type_v": "q8_0"})
-    space = build_search_space(load_scenario(BUSY), SUMMARY, "both", narrow, memory_shape("tiny"), None)
+    space = space_of("both", profile=narrow)
     assert {c.reason for c in space.candidates if c.engine == "vllm"} == {"engine"}
     assert {c.reason for c in space.candidates if c.engine == "llamacpp"} == {""}
 
 
 @pytest.mark.slow
 def test_shared_prefixes_need_the_prefix_cache():
-    found = recommend(load_scenario(SHARED), slo="ttft_p95<60ms", engine="vllm", budget=SMALL, workers=1)
+    found = ask(SHARED, "vllm", slo="ttft_p95<60ms")
     assert found.met
     assert found.best[0].candidate.settings["prefix_cache"]
     assert "--enable-prefix-caching" in flags_dict(found.best[0].candidate.flags)
@@ -123,9 +138,7 @@ def test_shared_prefixes_need_the_prefix_cache():
 
 @pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_workers(busy):
-    again = recommend(
-        load_scenario(BUSY, **CALMER), slo="ttft_p95<250ms,tpot_p95<20ms", engine="llamacpp", budget=SMALL, workers=2
-    )
+    again = ask(load_scenario(BUSY, **CALMER), **BUSY_SLO, workers=2)
     assert json.dumps(again.to_dict()) == json.dumps(busy.to_dict())
     pd.testing.assert_frame_equal(again.candidates, busy.candidates)
 
@@ -142,21 +155,19 @@ def test_every_setting_is_among_the_best_or_has_a_reason(busy):
 
 
 def test_every_policy_is_searched_or_left_out_with_a_reason():
-    everything = build_search_space(load_scenario({}), SUMMARY, "any", PROFILE, memory_shape("tiny"), None)
+    everything = space_of("any")
     searched = {family.keys["cache__policy"] for family in everything.families}
     covered = {"streams", "paged", "layer-groups", "uniform-pages"}
     assert searched | set(everything.policies_left_out) | covered >= set(available())
     assert not searched & set(everything.policies_left_out)
-    windows = build_search_space(load_scenario({}), SUMMARY, "llamacpp", PROFILE, memory_shape("gemma-3-27b"), None)
+    windows = space_of(model="gemma-3-27b")
     assert {c.scenario.cache.window for c in windows.candidates if c.family == "sliding-window"} == {1024}
 
 
 @pytest.mark.slow
 def test_largest_loads_rise_with_the_limit():
     traffic = read_traffic(load_scenario(BUSY), 2, 40, 1.0)
-    candidate = build_search_space(
-        traffic.scenario, traffic.summary, "llamacpp", PROFILE, memory_shape("tiny"), None
-    ).candidates[20]
+    candidate = space_of(traffic=traffic).candidates[20]
     for r in range(2):
         loads = [
             FindLargestLoad(traffic, read_slo(f"e2e_p95<{limit}ms"), 3)(
@@ -171,7 +182,7 @@ def test_largest_loads_rise_with_the_limit():
 
 def test_the_largest_load_meets_the_bound_and_a_slightly_larger_one_does_not():
     traffic, slo = read_traffic(load_scenario(BUSY), 1, 60, 1.0), read_slo("ttft_p95<200ms")
-    choices = build_search_space(traffic.scenario, traffic.summary, "vllm", PROFILE, memory_shape("tiny"), None)
+    choices = space_of("vllm", traffic=traffic)
     scenario = next(c for c in choices.candidates if c.scenario.server.slots == 4).scenario
     trial = TrialRun(0, 0, scenario, 1.0, 1.0)
     find = FindLargestLoad(traffic, slo, 5)
@@ -184,9 +195,7 @@ def test_the_largest_load_meets_the_bound_and_a_slightly_larger_one_does_not():
 
 
 def test_flags_agree_with_the_scenario():
-    for c in build_search_space(
-        load_scenario(SHARED), replace(SUMMARY, reuse=True), "both", PROFILE, memory_shape("tiny"), None
-    ).candidates:
+    for c in space_of("both", reuse=True).candidates:
         server, cache, flags = c.scenario.server, c.scenario.cache, flags_dict(c.flags)
         if c.engine == "vllm":
             prefix = "--enable-prefix-caching" if c.settings["prefix_cache"] else "--no-enable-prefix-caching"
@@ -223,9 +232,7 @@ def test_flags_agree_with_the_scenario():
 
 def test_narrow_values_and_windows_have_their_flags():
     narrow = PROFILE.model_copy(update={"type_k": "q4_0", "type_v": "q4_0"})
-    gemma = build_search_space(
-        load_scenario({}), SUMMARY, "llamacpp", narrow, memory_shape("gemma-3-27b"), 18 * 2**30, weights="q4_k_m"
-    )
+    gemma = space_of(profile=narrow, model="gemma-3-27b", memory=18 * 2**30, weights="q4_k_m")
     fit = [c for c in gemma.candidates if not c.reason]
     assert fit
     assert all(("--flash-attn", "on") in c.flags for c in fit if "b4666" not in c.family)
@@ -243,7 +250,7 @@ def test_windows_of_a_trace_are_disjoint_and_run_like_the_file(tmp_path):
     assert [len(window.requests) for window in traffic.windows] == [100, 100, 100]
     assert len({request.id for window in traffic.windows for request in window.requests}) == 300
     assert all(window.requests[0].arrival_s == 0 for window in traffic.windows)
-    choices = build_search_space(traffic.scenario, traffic.summary, "llamacpp", PROFILE, memory_shape("tiny"), None)
+    choices = space_of(traffic=traffic)
     for factor in (1.0, 4.0):
         trial = TrialRun(0, 0, choices.candidates[9].scenario, 1.0, factor)
         ours = run_trial(traffic, trial).measures
@@ -271,23 +278,19 @@ def test_a_recommendation_for_a_trace_can_be_run_again(tmp_path):
 
 @pytest.mark.slow
 def test_if_nothing_meets_the_slo_the_nearest_setting_is_shown_with_its_limit():
-    found = recommend(
-        load_scenario(BUSY), slo="tpot_p95<1us".replace("us", "ms"), engine="vllm", budget=SMALL, workers=1
-    )
+    found = ask(engine="vllm", slo="tpot_p95<1ms")
     assert not found.met
     assert found.conclusion.startswith("Nothing meets tpot_p95<1ms. The nearest setting is vllm serve ")
     assert "It misses tpot_p95<1ms most, by " in found.conclusion
     assert all(f.verdict == "not" for f in found.best)
-    nothing = recommend(load_scenario(BUSY), slo="ttft_p95<1s", memory=1 << 20, budget=SMALL, workers=1)
+    nothing = ask(engine=None, slo="ttft_p95<1s", memory=1 << 20)
     assert nothing.conclusion.startswith("Nothing can be recommended: all ")
     assert nothing.to_dict()["best"] == []
     assert nothing.compared == ""
 
 
 def test_a_batch_has_no_load_to_change():
-    found = recommend(
-        "batch", slo="e2e_p95<60s", engine="llamacpp", requests=30, budget=SMALL._replace(screened=4), workers=1
-    )
+    found = ask("batch", slo="e2e_p95<60s", requests=30, budget=SMALL._replace(screened=4))
     assert found.met
     assert all(f.sustained is None and not f.loads for f in found.best)
     assert "There is no load to change" in found.conclusion
@@ -295,9 +298,7 @@ def test_a_batch_has_no_load_to_change():
 
 def test_the_host_cache_is_searched_where_prompts_share_text():
     for reuse, expected in ((True, {0, 8192}), (False, {0}), (None, {8192})):
-        space = build_search_space(
-            load_scenario({}), replace(SUMMARY, reuse=reuse), "llamacpp", PROFILE, memory_shape("tiny"), None
-        )
+        space = space_of(reuse=reuse)
         today = [c for c in space.candidates if c.scenario.server.scheduler == "llama-server"]
         assert {c.scenario.unified for c in today} == {True, False}
         assert {c.settings["cache_ram"] for c in today} == expected
@@ -308,14 +309,7 @@ def test_the_host_cache_is_searched_where_prompts_share_text():
 
 
 def test_a_scenarios_own_host_cache_is_searched_too():
-    space = build_search_space(
-        load_scenario({}, server__cache_ram=512),
-        replace(SUMMARY, reuse=True),
-        "llamacpp",
-        PROFILE,
-        memory_shape("tiny"),
-        None,
-    )
+    space = space_of(reuse=True, base=load_scenario({}, server__cache_ram=512))
     assert {c.host_bytes for c in space.candidates} == {0, 512 * 2**20, 8 * 2**30}
 
 
@@ -337,7 +331,7 @@ def test_the_engine_of_a_profile_is_known_by_its_name(measured, target):
 def test_the_profile_of_a_live_server_decides_what_is_searched(tmp_path):
     """Neither vLLM nor llama.cpp of early 2025 is what such a user runs."""
     live = PROFILE.model_copy(update={"engine": "llama-server 0.5.0-dev"})
-    space = build_search_space(load_scenario({}), SUMMARY, "llamacpp", live, memory_shape("tiny"), None)
+    space = space_of(profile=live)
     assert "llama.cpp-b4666" not in {family.name for family in space.families}
     assert "llama-server 0.5.0-dev" in space.policies_left_out["llama.cpp-b4666"][1]
     (tmp_path / "mine.json").write_text(live.model_dump_json())
@@ -359,7 +353,7 @@ def test_fair_rules_have_no_program():
 
 @cache
 def choices_of_llamacpp():
-    return build_search_space(load_scenario({}), SUMMARY, "llamacpp", PROFILE, memory_shape("tiny"), None).candidates
+    return space_of().candidates
 
 
 def finalist(number, *values, loads, memory=0, limit=1.0):
@@ -412,9 +406,7 @@ def test_the_rule_says_what_counts_where_no_load_is_sustained():
 
 
 def test_of_settings_with_the_same_memory_the_smaller_host_cache_comes_first():
-    space = build_search_space(
-        load_scenario({}), replace(SUMMARY, reuse=True), "llamacpp", PROFILE, memory_shape("tiny"), None
-    )
+    space = space_of(reuse=True)
     first = next(c for c in space.candidates if c.settings["cache_ram"] == 0)
     large = next(c for c in space.candidates if c.settings["cache_ram"] == 8192)
     made = finalist(0, 0.5, loads=(2.0,))
@@ -427,7 +419,7 @@ def test_a_server_that_does_not_keep_up_misses_the_slo():
     unstable = TrialOutcome({"ttft_p95": 0.1, "failed_share": 0.0, "truncated_share": 0.0}, settled=False)
     assert not unstable.met(read_slo("ttft_p95<1s"))
     traffic = read_traffic(load_scenario(BUSY), 1, 60, 1.0)
-    choices = build_search_space(traffic.scenario, traffic.summary, "llamacpp", PROFILE, memory_shape("tiny"), None)
+    choices = space_of(traffic=traffic)
     crowded = run_trial(traffic, TrialRun(0, 0, choices.candidates[0].scenario, 1.0, 1000.0))
     assert not crowded.settled
 
@@ -452,10 +444,13 @@ def test_the_object_and_tables_are_complete(busy, tmp_path):
 
 @pytest.mark.slow
 def test_a_higher_load_leaves_a_smaller_multiple():
-    asked = {"slo": "ttft_p95<250ms", "engine": "vllm", "budget": SMALL._replace(screened=8), "workers": 1}
-    once, twice = recommend(load_scenario(BUSY), **asked), recommend(load_scenario(BUSY), load=2.0, **asked)
+    asked = {"slo": "ttft_p95<250ms", "engine": "vllm", "budget": SMALL._replace(screened=8)}
+    once, twice = ask(**asked), ask(load=2.0, **asked)
     assert twice.scenario.workload.rate == 50.0
     assert max(f.score for f in twice.best) < max(f.score for f in once.best)
+
+
+CHAT = ("--scenario", "chat", "--slo", "ttft_p95<1s")
 
 
 @pytest.mark.parametrize(
@@ -467,20 +462,14 @@ def test_a_higher_load_leaves_a_smaller_multiple():
         (["--scenario", "chat", "--slo", "ttft_p95"], "is not a bound; bounds such as"),
         (["--scenario", "nope", "--slo", "ttft_p95<1s"], "nope: no such file"),
         (["--trace", "nope.csv", "--slo", "ttft_p95<1s"], "nope.csv: no such file"),
-        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--engine", "x"], "there are llamacpp, vllm, both, any"),
-        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--memory", "8XB"], "a size such as 8GB"),
-        (
-            ["--scenario", "chat", "--slo", "ttft_p95<1s", "--model", "nope"],
-            "no model called 'nope'; there are tiny, small",
-        ),
-        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--load", "0"], "--load is 0.0; a number from"),
-        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--load", "nan"], "--load is nan; a number from"),
-        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--requests", "0"], "--requests is 0; at least 1"),
-        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--workers", "0"], "--workers is 0; at least 1"),
-        (
-            ["--scenario", "chat", "--slo", "ttft_p95<1s", "--profile", "nope"],
-            "nope: no such file, and not a shipped",
-        ),
+        ([*CHAT, "--engine", "x"], "there are llamacpp, vllm, both, any"),
+        ([*CHAT, "--memory", "8XB"], "a size such as 8GB"),
+        ([*CHAT, "--model", "nope"], "no model called 'nope'; there are tiny, small"),
+        ([*CHAT, "--load", "0"], "--load is 0.0; a number from"),
+        ([*CHAT, "--load", "nan"], "--load is nan; a number from"),
+        ([*CHAT, "--requests", "0"], "--requests is 0; at least 1"),
+        ([*CHAT, "--workers", "0"], "--workers is 0; at least 1"),
+        ([*CHAT, "--profile", "nope"], "nope: no such file, and not a shipped"),
         (["--scenario", "batch", "--slo", "ttft_p95<1s", "--load", "2"], "there is no load to change"),
     ],
 )
@@ -529,14 +518,7 @@ def test_an_interrupt_ends_the_search_with_what_is_known_so_far(busy, share, sta
         if done >= share * busy.runs:
             raise KeyboardInterrupt
 
-    found = recommend(
-        load_scenario(BUSY, **CALMER),
-        slo="ttft_p95<250ms,tpot_p95<20ms",
-        engine="llamacpp",
-        budget=SMALL,
-        workers=1,
-        progress=stop,
-    )
+    found = ask(load_scenario(BUSY, **CALMER), **BUSY_SLO, progress=stop)
     assert stage in found.interrupted
     assert found.conclusion.startswith(f"Interrupted {found.interrupted}, after {found.runs} runs. ")
     assert found.best
@@ -552,7 +534,7 @@ def test_an_interrupt_before_the_first_result_is_an_interrupt(monkeypatch):
 
     monkeypatch.setattr("kvsim.advice.recommend.search.map_unordered", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        recommend(load_scenario(BUSY), slo="ttft_p95<250ms", engine="llamacpp", budget=SMALL, workers=1)
+        ask(slo="ttft_p95<250ms")
 
 
 @pytest.mark.slow
@@ -574,7 +556,7 @@ def test_settings_that_met_every_load_go_on_by_memory_even_if_few_loads_can_be_t
     traffic = read_traffic(load_scenario(SHARED), 1, 12, 1.0)
     most = most_doublings(traffic)
     assert most < MOST_DOUBLINGS
-    space = build_search_space(traffic.scenario, traffic.summary, "llamacpp", PROFILE, memory_shape("tiny"), None)
+    space = space_of(traffic=traffic)
     budget = SMALL._replace(screened=16, neighbours=0, kept=3)
     search = Search(traffic, read_slo("ttft_p95<100s"), space, budget, 1, None)
     kept = search._screen()
