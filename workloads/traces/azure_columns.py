@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime
+from datetime import date
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workloads.generators.lengths import MAX_TOKENS
-from workloads.traces.azure_rows import AzureClock
-from workloads.traces.clock import TIMESTAMP, parse_time
+from workloads.traces.clock import TIMESTAMP, Clock, parse_datetime
 from workloads.traces.trace import RowBatch
 
 Bytes = NDArray[np.uint8]
@@ -20,8 +19,8 @@ _DIGITS = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18]
 """Indices of the digits in YYYY-MM-DD HH:MM:SS; those of a fraction begin at ``_FRACTION``."""
 _MARKS = [4, 7, 10, 13, 16]
 _FRACTION = 20
-_MOST_SECONDS = 9 * 10**9
-"""Seconds whose nanoseconds still fit into 64 bits."""
+_MOST_SECONDS = 4 * 10**9
+"""Seconds whose nanoseconds still fit into 64 bits, twice."""
 _DAY = 86_400
 
 
@@ -29,7 +28,7 @@ class IrregularRowsError(Exception):
     """These rows are damaged or formatted in another way, so they must be read one by one."""
 
 
-def read_columns(block: bytes, clock: AzureClock) -> RowBatch:
+def read_columns(block: bytes, clock: Clock) -> RowBatch:
     """Read the rows of whole lines; only the last line may lack its line end.
 
     All times must have the same format and width. Raises ``IrregularRowsError`` for anything unexpected, and then
@@ -69,7 +68,7 @@ def _numbers(data: Bytes, starts: Ints, stops: Ints) -> Ints:
     return numbers
 
 
-def _ticks(texts: Bytes, clock: AzureClock) -> Ints:
+def _ticks(texts: Bytes, clock: Clock) -> Ints:
     """Nanoseconds from the first row to each time; ``texts``: shape (rows, characters). Advances the clock."""
     like = texts[0].tobytes().decode("latin-1")
     match = TIMESTAMP.fullmatch(like)
@@ -78,7 +77,7 @@ def _ticks(texts: Bytes, clock: AzureClock) -> Ints:
     decimals = len(match[2] or ".") - 1
     fraction = range(_FRACTION, _FRACTION + decimals)
     rest = [*_MARKS, *range(19, _FRACTION if decimals else 19), *range(len(like) - len(match[3] or ""), len(like))]
-    # Marks and offset are equal in all rows; ``parse_time`` below checks those of the first.
+    # Marks and offset are equal in all rows; ``parse_datetime`` below checks those of the first.
     if not (texts[:, rest] == texts[0, rest]).all():
         raise IrregularRowsError
     digits = texts[:, [*_DIGITS, *fraction]].T - _ZERO
@@ -86,15 +85,16 @@ def _ticks(texts: Bytes, clock: AzureClock) -> Ints:
         raise IrregularRowsError
     local = _days(_numbers_of(digits[:8])) * _DAY + _seconds(*(_numbers_of(digits[k : k + 2]) for k in (8, 10, 12)))
     nanoseconds = _numbers_of(digits[14:]) * np.int64(10 ** (9 - decimals))
-    moment, beyond = parse_time("TIMESTAMP", like)
-    first, before = (moment, beyond) if clock.first is None else (clock.first, clock.nanoseconds)
-    seconds = local - (local[0] - _second(moment)) - _second(first)
-    if np.abs(seconds).max() >= _MOST_SECONDS:
+    now = parse_datetime("TIMESTAMP", like)
+    first = now if clock.first is None else clock.first
+    seconds = local - local[0]
+    if np.abs(seconds).max() >= _MOST_SECONDS or abs(now - first) >= _MOST_SECONDS * 10**9:
         raise IrregularRowsError
-    ticks: Ints = seconds * np.int64(10**9) + (nanoseconds - before)
-    if ticks[0] < clock.last or (ticks[1:] < ticks[:-1]).any():
+    ticks: Ints = seconds * np.int64(10**9) + (nanoseconds - nanoseconds[0]) + (now - first)
+    if clock.behind(now) or (ticks[1:] < ticks[:-1]).any():
         raise IrregularRowsError
-    clock.first, clock.nanoseconds, clock.last = first, before, int(ticks[-1])
+    clock.move(now)
+    clock.move(first + int(ticks[-1]))
     return ticks
 
 
@@ -125,8 +125,3 @@ def _seconds(hours: Ints, minutes: Ints, seconds: Ints) -> Ints:
     if hours.max() > 23 or minutes.max() > 59 or seconds.max() > 59:
         raise IrregularRowsError
     return (hours * 60 + minutes) * 60 + seconds
-
-
-def _second(moment: datetime) -> int:
-    """Seconds of a moment, counted from day 0 of ``_days``."""
-    return moment.toordinal() * _DAY + (moment.hour * 60 + moment.minute) * 60 + moment.second

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,158 +28,112 @@ class FlawError(Exception):
     """A fault of a row, in one line; ``BadRowLog.sift`` adds the row and the file."""
 
 
+@dataclass(slots=True)
 class BadRowLog:
-    """The rows of one trace that are left out or corrected.
+    """The rows of one trace that are left out or corrected: eight bytes for each, and the text of the first faults."""
 
-    Takes eight bytes for each bad row, and the text of the first few faults.
-    """
+    path: Path
+    skips: bool = False
+    """Leave out bad rows instead of raising the first one."""
+    n_rows: int = 0
+    """Number of rows in the first reading, good or bad."""
+    closed: bool = False
+    """Whether the first reading is over; later ones leave out the same rows."""
+    _bad: array[int] = field(default_factory=lambda: array("q"))
+    _faults: list[BadRowError] = field(default_factory=list)
+    """The first bad rows."""
+    _advice: str = ""
+    _dropped: list[int] = field(default_factory=list)
+    """The first dropped rows."""
+    _n_dropped: int = 0
+    _what: str = ""
+    """What dropped rows are called."""
+    _falls: list[str] = field(default_factory=list)
 
-    __slots__ = (
-        "_advice",
-        "_bad",
-        "_closed",
-        "_dropped",
-        "_falls",
-        "_first",
-        "_named",
-        "_others",
-        "_path",
-        "_rows",
-        "_skips",
-        "_what",
-    )
+    def __post_init__(self) -> None:
+        self.path = Path(shown_path(self.path))
 
-    def __init__(self, path: Path, *, skips: bool = False):
-        """``skips``: leave out bad rows instead of raising the first one."""
-        self._path, self._skips = Path(shown_path(path)), skips
-        """The path as messages show it."""
-        self._rows = 0
-        """Rows in the first reading."""
-        self._advice = ""
-        self._closed = False
-        self._bad = array("q")
-        self._first: BadRowError | None = None
-        self._named: list[str] = []
-        self._what = ""
-        self._dropped: list[int] = []
-        self._others = 0
-        """Dropped rows that notes do not list."""
-        self._falls: list[str] = []
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows in the first reading, good or bad."""
-        return self._rows
-
-    @property
-    def closed(self) -> bool:
-        """Whether the first reading is over."""
-        return self._closed
-
-    def close(self) -> None:
-        """End the first reading; later ones leave out the same rows."""
-        self._closed = True
-
-    def sift(self, rows: Iterable[tuple[int, Raw]], read: Callable[[Raw], Good]) -> Iterator[Good]:
+    def sift(self, rows: Iterable[tuple[int, Raw]], read: Callable[[int, Raw], Good]) -> Iterator[Good]:
         """Apply ``read`` to each row and yield the results of the good ones; ``rows`` are numbered from 1.
 
         ``read`` raises ``FlawError`` for a bad row, and then must not have changed any state. Raises ``BadRowError``
         for the first bad row, or, if they are skipped, ``WorkloadError`` for too many; in later readings also if a
         good row has become bad, since then the file has changed.
         """
-        if self._closed:
-            yield from self._again(rows, read)
-            return
+        again = self.closed
+        known = iter(self._bad if again else ())
+        skipped = next(known, 0)
         for number, raw in rows:
-            self._rows += 1
+            if number == skipped:
+                skipped = next(known, 0)
+                continue
+            self.n_rows += not again
             try:
-                good = read(raw)
+                good = read(number, raw)
             except FlawError as flaw:
-                self._leave_out(BadRowError(self._path, number, str(flaw)))
+                if again:
+                    raise changed(self.path, f"now row {number} is bad: {flaw}") from None
+                self._leave_out(BadRowError(self.path, number, str(flaw)))
             else:
                 yield good
 
     def hint(self, advice: str) -> str:
         """Text to append to a fault to give advice; empty if bad rows are skipped, where a note has the advice once."""
-        if not self._skips:
+        if not self.skips:
             return f"; {advice}"
         self._advice = advice
         return ""
 
     def drop(self, number: int, what: str) -> None:
         """Count a valid row that is left out on request; ``what`` names such rows."""
-        if self._closed:
-            return
-        self._what = what
-        if len(self._dropped) < _NAMED:
-            self._dropped.append(number)
-        else:
-            self._others += 1
+        if not self.closed:
+            self._what = what
+            self._n_dropped += 1
+            if len(self._dropped) < _NAMED:
+                self._dropped.append(number)
 
     def clock_fell(self, number: int, added_s: int) -> None:
         """Log that from this row on, ``added_s`` more seconds are added to times."""
-        if not self._closed:
+        if not self.closed:
             self._falls.append(f"row {number}: {added_s:,} s added from there on")
 
     def notes(self) -> tuple[str, ...]:
         """The log for users, one line for each kind of entry."""
         lines = []
-        if self._bad:
-            count = _counted(len(self._bad), "bad row")
-            lines.append(f"{count} skipped: {_listed(self._named, len(self._bad) - len(self._named))}")
+        if n := len(self._bad):
+            named = [f"row {fault.row} ({fault.what})" for fault in self._faults]
+            lines.append(f"{_counted(n, 'bad row')} skipped: {_listed(named, n)}")
         if self._advice:
             lines.append(f"among the bad rows: {self._advice}")
-        if self._dropped:
-            n = len(self._dropped) + self._others
-            rows = _listed([f"{number}" for number in self._dropped], self._others)
+        if n := self._n_dropped:
+            rows = _listed([str(number) for number in self._dropped], n)
             lines.append(f"{_counted(n, self._what)} dropped: {'row' if n == 1 else 'rows'} {rows}")
-        if len(self._falls) == 1:
-            lines.append(f"the clock jumped back once, at {self._falls[0]}")
-        elif self._falls:
-            named = "; ".join(self._falls[:_NAMED])
-            others = len(self._falls) - _NAMED
-            more = f"; and {others:,} more" if others > 0 else ""
-            lines.append(f"the clock jumped back {len(self._falls):,} times, at {named}{more}")
-        return tuple(f"{self._path}: {line}" for line in lines)
+        if n := len(self._falls):
+            times = "once" if n == 1 else f"{n:,} times"
+            lines.append(f"the clock jumped back {times}, at {_listed(self._falls[:_NAMED], n, '; ')}")
+        return tuple(f"{self.path}: {line}" for line in lines)
 
     def because(self) -> str:
         """Text to append when no row is left, about the bad rows that were skipped; empty without any."""
-        if self._first is None:
-            return ""
-        return f"; {_counted(len(self._bad), 'bad row')} skipped, the first: row {self._first.row}: {self._first.what}"
+        return f"; {_counted(len(self._bad), 'bad row')} skipped, {self._first()}" if self._bad else ""
 
     def refuse_most(self) -> None:
         """Raise ``WorkloadError`` if more than half of all rows are bad."""
-        if self._first is not None and 2 * len(self._bad) > self._rows:
-            raise WorkloadError(
-                f"{self._path}: more than half of the rows are wrong: {len(self._bad):,} of {self._rows:,}; "
-                f"the first: row {self._first.row}: {self._first.what}"
-            )
+        if 2 * len(self._bad) > self.n_rows:
+            much = f"{len(self._bad):,} of {self.n_rows:,}"
+            raise WorkloadError(f"{self.path}: more than half of the rows are wrong: {much}; {self._first()}")
 
-    def _again(self, rows: Iterable[tuple[int, Raw]], read: Callable[[Raw], Good]) -> Iterator[Good]:
-        bad = iter(self._bad)
-        skipped = next(bad, 0)
-        for number, raw in rows:
-            if number == skipped:
-                skipped = next(bad, 0)
-                continue
-            try:
-                good = read(raw)
-            except FlawError as flaw:
-                raise changed(self._path, f"now row {number} is bad: {flaw}") from None
-            yield good
+    def _first(self) -> str:
+        return f"the first: row {self._faults[0].row}: {self._faults[0].what}"
 
     def _leave_out(self, fault: BadRowError) -> None:
-        if not self._skips:
+        if not self.skips:
             raise fault from None
-        if self._first is None:
-            self._first = fault
         if len(self._bad) == MAX_BAD_ROWS:
-            first = f"row {self._first.row}: {self._first.what}"
-            raise WorkloadError(f"{self._path}: more than {MAX_BAD_ROWS:,} bad rows; the first: {first}") from None
+            raise WorkloadError(f"{self.path}: more than {MAX_BAD_ROWS:,} bad rows; {self._first()}") from None
         self._bad.append(fault.row)
-        if len(self._named) < _NAMED:
-            self._named.append(f"row {fault.row} ({fault.what})")
+        if len(self._faults) < _NAMED:
+            self._faults.append(fault)
 
 
 def check_text(text: str) -> None:
@@ -202,5 +157,7 @@ def _counted(n: int, thing: str) -> str:
     return f"{n:,} {thing}{'' if n == 1 else 's'}"
 
 
-def _listed(named: Sequence[str], others: int) -> str:
-    return ", ".join(named) + (f", and {others:,} more" if others else "")
+def _listed(named: Sequence[str], n: int, mark: str = ", ") -> str:
+    """The first of ``n`` things, and how many more there are."""
+    more = n - len(named)
+    return mark.join(named) + (f"{mark}and {more:,} more" if more > 0 else "")

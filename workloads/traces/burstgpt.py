@@ -9,68 +9,46 @@ and mostly no request tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from workloads.generators.lengths import MAX_TOKENS
-from workloads.traces.bad_rows import FlawError, quoted
-from workloads.traces.clock import Clock, parse_seconds
-from workloads.traces.csv_rows import CsvRows, parse_tokens, parse_whole
-from workloads.traces.files import open_text
-from workloads.traces.trace import Row, RowBatch, Trace, in_batches
-
-Failed = Literal["refuse", "drop"]
-"""Failed calls are bad rows (``refuse``), or are left out and counted (``drop``)."""
+from workloads.traces.bad_rows import FlawError
+from workloads.traces.columns import Schema, time_in, whole
+from workloads.traces.row_trace import Make, RowTrace
 
 _ADVICE = 'a failed call, which failed = "drop" (--drop-failed) would leave out'
-_COLUMNS = ("Timestamp", "Request tokens", "Response tokens", "Total tokens")
+_LENGTH = whole(0, MAX_TOKENS, " of tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class BurstGptTrace(Trace):
+class BurstGptTrace(RowTrace):
     """A trace of BurstGPT; ``Total tokens`` must be the sum of the two others."""
 
-    failed: Failed = "refuse"
-    """What to do with failed calls."""
+    columns: ClassVar[Schema] = {
+        "Timestamp": time_in("s"),
+        "Request tokens": _LENGTH,
+        "Response tokens": _LENGTH,
+        "Total tokens": whole(0, 2 * MAX_TOKENS, " of tokens"),
+    }
 
-    def _has_header(self) -> bool:
-        return True
+    failed: Literal["refuse", "drop"] = "refuse"
+    """Failed calls are bad rows (``refuse``), or are left out and counted (``drop``)."""
 
-    def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:
-        return in_batches(self._rows())
+    def _start(self, *, check_all: bool) -> Make:
+        return self._lengths
 
-    def _rows(self) -> Iterator[Row]:
-        clock = Clock("Timestamp")
-        with open_text(self.path) as text:
-            table = CsvRows(self.path, text, _COLUMNS)
-
-            def read(numbered: tuple[int, list[str]]) -> Row | None:
-                number, row = numbered
-                table.check(row)
-                time, request, response, total = (row[i] for i in table.columns)
-                now = clock.check(parse_seconds("Timestamp", time), quoted(time))
-                lengths = self._lengths(request, response, total)
-                if lengths is None:
-                    self._bad_rows.drop(number, "failed call")
-                    return None
-                return Row(clock.move(now) / 1e9, *lengths)
-
-            rows = ((number, (number, row)) for number, row in table.numbered())
-            yield from (row for row in self._bad_rows.sift(rows, read) if row is not None)
-
-    def _lengths(self, request: str, response: str, total: str) -> tuple[int, int] | None:
-        """Tokens of a prompt and its answer; None for a failed call that is dropped. Raises ``FlawError``."""
-        prompt = parse_whole("Request tokens", request, 0, MAX_TOKENS, " of tokens")
-        output = parse_whole("Response tokens", response, 0, MAX_TOKENS, " of tokens")
-        both = parse_whole("Total tokens", total, 0, 2 * MAX_TOKENS, " of tokens")
+    def _lengths(self, number: int, values: list[Any]) -> tuple[int, int] | None:
+        prompt, output, both = values
         if both != prompt + output:
             raise FlawError(
                 f"Total tokens {both} is not the sum of {prompt} Request tokens and {output} Response tokens"
             )
         if output == 0 and self.failed == "drop":
+            self._bad_rows.drop(number, "failed call")
             return None
-        try:
-            return parse_tokens("Request tokens", request), parse_tokens("Response tokens", response)
-        except FlawError as flaw:
-            raise FlawError(f"{flaw}{self._bad_rows.hint(_ADVICE) if output == 0 else ''}") from None
+        for name, tokens in (("Request", prompt), ("Response", output)):
+            if tokens == 0:
+                advice = self._bad_rows.hint(_ADVICE) if output == 0 else ""
+                raise FlawError(f"{name} tokens 0 is out of range; expected 1 to {MAX_TOKENS}{advice}")
+        return prompt, output

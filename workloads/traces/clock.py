@@ -20,34 +20,29 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Clock:
     """The time since the first good row of a trace, in whole ticks; it never goes back."""
 
-    __slots__ = ("_first", "_last", "column")
+    __slots__ = ("added", "fell", "first", "last")
 
-    def __init__(self, column: str):
-        self.column = column
-        """Name of the column of times, for messages."""
-        self._first: int | None = None
-        self._last = 0
+    def __init__(self) -> None:
+        self.first: int | None = None
+        """The time of the first good row; None before it."""
+        self.last = 0
+        """The time of the last good row."""
+        self.added = 0
+        """Ticks that are added to all times from here on."""
+        self.fell = 0
+        """Further ticks that are added if the row that is being read is good."""
 
-    def check(self, now: int, as_written: str | None = None) -> int:
-        """Return ``now``. Raises ``FlawError`` if it is earlier than the last good row.
-
-        ``as_written``: the time as the row has it, if it is not this number.
-        """
-        if self._first is not None and now < self._last:
-            raise FlawError(f"{self.column} {now if as_written is None else as_written} is earlier than the row before")
-        return now
+    def behind(self, now: int) -> int:
+        """How much earlier a time is than that of the last good row; 0 if it is not."""
+        return 0 if self.first is None else max(0, self.last - now)
 
     def move(self, now: int) -> int:
         """Advance to a good row; returns the ticks since the first good row."""
-        if self._first is None:
-            self._first = now
-        self._last = now
-        return now - self._first
-
-    @property
-    def last(self) -> int | None:
-        """The time of the last good row; None before the first."""
-        return None if self._first is None else self._last
+        if self.first is None:
+            self.first = now
+        self.last = now
+        self.added += self.fell
+        return now - self.first
 
 
 def parse_seconds(column: str, text: str, decimals: int = 9) -> int:
@@ -65,20 +60,13 @@ def parse_seconds(column: str, text: str, decimals: int = 9) -> int:
     return ticks
 
 
-def parse_time(column: str, text: str) -> tuple[datetime, int]:
-    """Parse a date and time as a whole second (UTC) and nanoseconds beyond it. Raises ``FlawError``."""
+def parse_datetime(column: str, text: str) -> int:
+    """Parse a date and time, in UTC unless there is an offset, as nanoseconds since 1970. Raises ``FlawError``."""
     match = TIMESTAMP.fullmatch(text.strip(" \t"))
     try:
         if match is None:
             raise ValueError
-        moment = datetime.fromisoformat(match[1] + (match[3] or "+00:00")).astimezone(UTC)
+        gone = datetime.fromisoformat(match[1] + (match[3] or "+00:00")).astimezone(UTC) - _EPOCH
     except (ValueError, OverflowError):
         raise FlawError(f"{column} {quoted(text)} is not a time; expected YYYY-MM-DD HH:MM:SS.fffffff") from None
-    return moment, int((match[2] or ".0")[1:].ljust(9, "0"))
-
-
-def parse_datetime(column: str, text: str) -> int:
-    """Parse a date and time as nanoseconds since 1970. Raises ``FlawError``."""
-    moment, nanoseconds = parse_time(column, text)
-    gone = moment - _EPOCH
-    return (gone.days * 86_400 + gone.seconds) * 10**9 + nanoseconds
+    return (gone.days * 86_400 + gone.seconds) * 10**9 + int((match[2] or ".0")[1:].ljust(9, "0"))

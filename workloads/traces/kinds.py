@@ -18,9 +18,10 @@ from workloads.traces.files import not_text, not_utf8, open_bytes, shown_path
 from workloads.traces.jsonl import MAX_LINE
 from workloads.traces.mooncake import MooncakeTrace
 from workloads.traces.observed import ObservedTrace
+from workloads.traces.parquet import PARQUET
 from workloads.traces.ragpulse import RagPulseTrace
 from workloads.traces.recorded import LINES, RecordedTrace
-from workloads.traces.table import PARQUET, TableTrace
+from workloads.traces.table import TableTrace
 from workloads.traces.table_row import Columns
 from workloads.traces.trace import Trace
 from workloads.traces.weka import WekaTrace

@@ -8,22 +8,19 @@ blocks of 512 tokens of a prompt; the last one may be partial. An id stands for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import Any, ClassVar
 
 from workloads.request import Prefixes, Segment
 from workloads.traces.bad_rows import FlawError
-from workloads.traces.clock import Clock
-from workloads.traces.files import open_text
-from workloads.traces.jsonl import check_chain, ids, json_lines, parse, tokens, whole
-from workloads.traces.trace import Row, RowBatch, Trace, in_batches
+from workloads.traces.columns import ANY, TOKENS, Schema, whole
+from workloads.traces.jsonl import check_chain, ids
+from workloads.traces.row_trace import Make, RowTrace
 
 BLOCK_TOKENS = 512
 """Tokens that one hash id stands for."""
 
-_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 _MAX_MS = 2**53 - 1
 """The largest number of milliseconds that a float holds exactly."""
 
@@ -31,7 +28,7 @@ _block = partial(tuple.__new__, Segment)
 """A segment from its fields, without the cost of ``Segment()``: a request may have hundreds."""
 
 
-class MooncakeTrace(Trace):
+class MooncakeTrace(RowTrace):
     """A trace of Mooncake; equal ids are equal blocks of content.
 
     While the file is checked, at the start, all ids are held with their predecessors (about 100 bytes each), to find
@@ -40,39 +37,38 @@ class MooncakeTrace(Trace):
 
     __slots__ = ()
 
+    format = "jsonl"
+    ticks = 1e3
+    columns: ClassVar[Schema] = {
+        "timestamp": whole(0, _MAX_MS),
+        "input_length": TOKENS,
+        "output_length": TOKENS,
+        "hash_ids": ANY,
+    }
+
     @property
     def prefixes(self) -> Prefixes:
         """The blocks of prompts; nothing of what answers say."""
         return "blocks"
 
-    def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:
-        return in_batches(self._rows(check_all=check_all))
+    def _start(self, *, check_all: bool) -> Make:
+        parents: dict[int, int | None] = {}
 
-    def _rows(self, *, check_all: bool) -> Iterator[Row]:
-        """The rows; without content while the order of blocks is checked."""
-        clock = Clock("timestamp")
-        parents: dict[int, int | None] | None = {} if check_all else None
-
-        def read(line: str) -> Row:
-            row = parse(line, _KEYS)
-            now = clock.check(whole(row, "timestamp", 0, _MAX_MS))
-            prompt, output = tokens(row, "input_length"), tokens(row, "output_length")
-            found = _hash_ids(row["hash_ids"], prompt)
-            if parents is not None:
+        def make(number: int, values: list[Any]) -> tuple[Any, ...]:
+            prompt, output, found = values
+            _check_ids(found, prompt)
+            if check_all:
                 check_chain(found, parents)
-                content: tuple[Segment, ...] = ()
-            else:
-                content = tuple(map(_block, zip(found, repeat(0), repeat(BLOCK_TOKENS))))
-            return Row(clock.move(now) / 1e3, prompt, output, content)
+                return prompt, output
+            return prompt, output, tuple(map(_block, zip(found, repeat(0), repeat(BLOCK_TOKENS))))
 
-        with open_text(self.path) as text:
-            yield from self._bad_rows.sift(json_lines(self.path, text), read)
+        return make
 
 
-def _hash_ids(value: Any, prompt: int) -> list[int]:
+def _check_ids(found: Any, prompt: int) -> None:
     blocks = -(-prompt // BLOCK_TOKENS)
-    if isinstance(value, list) and len(value) != blocks:
+    if isinstance(found, list) and len(found) != blocks:
         raise FlawError(
-            f"{len(value)} hash_ids for input_length {prompt}; expected {blocks}, one for every {BLOCK_TOKENS} tokens"
+            f"{len(found)} hash_ids for input_length {prompt}; expected {blocks}, one for every {BLOCK_TOKENS} tokens"
         )
-    return ids("hash_ids", value)
+    ids("hash_ids", found)

@@ -105,8 +105,8 @@ class ObservedTrace(Trace):
         tree, lines = BlockTree(), LineReader(self.path)
         requests: list[Placed] = []
 
-        def read(numbered: tuple[int, str]) -> None:
-            seen = lines.read(numbered)
+        def read(number: int, line: str) -> None:
+            seen = lines.read(number, line)
             if seen is None:
                 return
             if seen.left_out:
@@ -119,7 +119,7 @@ class ObservedTrace(Trace):
 
         with open_text(self.path) as text:
             whole = without_torn(json_lines(self.path, text, _LINE), tally.torn)
-            for _ in self._bad_rows.sift(((number, (number, line)) for number, line in whole), read):
+            for _ in self._bad_rows.sift(whole, read):
                 pass
         return tree, requests
 

@@ -83,13 +83,12 @@ class LineReader:
         self._path = Path(shown_path(path))
         self._run: Run | None = None
 
-    def read(self, numbered: tuple[int, str]) -> Seen | None:
-        """The request of a line, given with its number; None for a header.
+    def read(self, number: int, line: str) -> Seen | None:
+        """The request of a line; None for a header.
 
         Raises ``FlawError`` for a bad request, and ``BadRowError`` for a bad header, since all that follows would be
         misunderstood without it.
         """
-        number, line = numbered
         try:
             row = parse(line, ("kind",))
             if row["kind"] == "observed":

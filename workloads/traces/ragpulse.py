@@ -8,27 +8,21 @@ its clock restarts with the second one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from workloads.request import Prefixes, Segment, WorkloadError
 from workloads.traces.bad_rows import BadRowLog, FlawError
-from workloads.traces.clock import Clock, parse_seconds
-from workloads.traces.files import open_text, shown_path
-from workloads.traces.jsonl import check_keys, ids, json_lines, parse, shown, tokens, whole
-from workloads.traces.trace import Row, RowBatch, Trace, in_batches
+from workloads.traces.clock import parse_seconds
+from workloads.traces.columns import ANY, TOKENS, Column, Schema, read_jsonl, time_in, whole
+from workloads.traces.files import shown_path
+from workloads.traces.jsonl import Object, check_keys, ids, shown
+from workloads.traces.row_trace import Make, RowTrace
 
-ClockReset = Literal["refuse", "continue"]
-"""What to do where the clock goes back: refuse the row, or continue with whole weeks added from there on.
-
-A row that goes back by half a week or less is always refused, since it is out of order rather than in a new week."""
-
-_WEEK_S = 604_800
+_WEEK = 604_800 * 10**9
+"""Nanoseconds."""
 _CONTINUE = 'clock_reset = "continue" (--continue-clock)'
-
-_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 _COMPONENTS = {
     "sys_prompt": ("1_sys_prompt.jsonl", "sys_prompt_id"),
     "passages_ids": ("2_passages.jsonl", "passage_id"),
@@ -46,8 +40,15 @@ _MAX_IDS = 10**6
 Lengths = dict[str, dict[int, int]]
 
 
+def _seconds_in_text(row: Object, name: str) -> int:
+    value = row[name]
+    if not isinstance(value, str):
+        raise FlawError(f'{name} {shown(value)} is not text; expected seconds as a string, such as "82"')
+    return parse_seconds(name, value)
+
+
 @dataclass(frozen=True, slots=True)
-class RagPulseTrace(Trace):
+class RagPulseTrace(RowTrace):
     """The trace of RAGPulse; equal ids are equal texts.
 
     A prompt consists of its texts in order; the rest of its tokens (the chat template) are unique to it. The lengths of
@@ -55,58 +56,49 @@ class RagPulseTrace(Trace):
     prompts have no content, and a note says so.
     """
 
-    clock_reset: ClockReset = "refuse"
+    format = "jsonl"
+    columns: ClassVar[Schema] = {
+        "timestamp": Column(time_in("s").of_text, _seconds_in_text),
+        "input_length": TOKENS,
+        "output_length": TOKENS,
+        "hash_ids": ANY,
+    }
+
+    clock_reset: Literal["refuse", "continue"] = "refuse"
+    """What to do where the clock goes back: refuse the row, or continue with whole weeks added from there on.
+
+    A row that goes back by half a week or less is always refused: it is out of order rather than in a new week."""
 
     @property
     def prefixes(self) -> Prefixes:
         """The texts of prompts, if the files are there that say how long each is."""
         return "unknown" if self._missing() else "tokens"
 
-    def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:
-        return in_batches(self._rows())
+    def _start(self, *, check_all: bool) -> Make:
+        if self._missing():
+            return lambda number, values: (*values[:2], _texts(values[2], None))
+        alone, lengths = 0, {name: _lengths_of(self.path.parent, name) for name in _COMPONENTS}
 
-    def _rows(self) -> Iterator[Row]:
-        clock, weeks, alone = Clock("timestamp"), 0, 0
-        lengths = None if self._missing() else {name: _lengths_of(self.path.parent, name) for name in _COMPONENTS}
+        def make(number: int, values: list[Any]) -> tuple[Any, ...]:
+            nonlocal alone
+            prompt, output, listed = values
+            texts = _texts(listed, lengths)
+            rest = prompt - sum(text.n for text in texts)
+            texts += (Segment(alone * _TEXTS, 0, rest),) if rest > 0 else ()
+            alone += 1
+            return prompt, output, texts
 
-        def read(numbered: tuple[int, str]) -> Row:
-            nonlocal weeks, alone
-            number, line = numbered
-            row = parse(line, _KEYS)
-            now, more = self._moment(row["timestamp"], clock, weeks)
-            prompt, output = tokens(row, "input_length"), tokens(row, "output_length")
-            texts = _texts(row["hash_ids"], lengths)
-            if lengths is not None:
-                rest = prompt - sum(text.n for text in texts)
-                texts += (Segment(alone * _TEXTS, 0, rest),) if rest > 0 else ()
-                alone += 1
-            if more > weeks:
-                self._bad_rows.clock_fell(number, (more - weeks) * _WEEK_S)
-                weeks = more
-            return Row(clock.move(now) / 1e9, prompt, output, texts)
+        return make
 
-        with open_text(self.path) as text:
-            rows = ((number, (number, line)) for number, line in json_lines(self.path, text))
-            yield from self._bad_rows.sift(rows, read)
-
-    def _moment(self, value: Any, clock: Clock, weeks: int) -> tuple[int, int]:
-        """The time of a row in nanoseconds, and the weeks that are added from there on. Raises ``FlawError``."""
-        if not isinstance(value, str):
-            raise FlawError(f'timestamp {shown(value)} is not text; expected seconds as a string, such as "82"')
-        time = parse_seconds("timestamp", value)
-        now = time + weeks * _WEEK_S * 10**9
-        if clock.last is None or now >= clock.last:
-            return now, weeks
-        earlier = f"timestamp {shown(value)} is earlier than the row before"
-        new_week = 2 * (clock.last - now) > _WEEK_S * 10**9
+    def _went_back(self, written: str, behind: int) -> int:
+        earlier, is_new_week = f"{written} is earlier than the row before", 2 * behind > _WEEK
         if self.clock_reset == "refuse":
             advice = f"{_CONTINUE} would add whole weeks from there on"
-            raise FlawError(f"{earlier}{self._bad_rows.hint(advice) if new_week else ''}")
-        if not new_week:
+            raise FlawError(f"{earlier}{self._bad_rows.hint(advice) if is_new_week else ''}")
+        if not is_new_week:
             only = f"{_CONTINUE} goes on only where the clock jumps back by more than half a week"
             raise FlawError(f"{earlier}{self._bad_rows.hint(only)}")
-        weeks = -(-(clock.last - time) // (_WEEK_S * 10**9))
-        return time + weeks * _WEEK_S * 10**9, weeks
+        return -(-behind // _WEEK) * _WEEK
 
     def _missing(self) -> list[str]:
         files = (file for file, _ in _COMPONENTS.values())
@@ -143,18 +135,16 @@ def _lengths_of(folder: Path, component: str) -> dict[int, int]:
     path = _find_file(folder, file) or folder / file
     found: dict[int, int] = {}
 
-    def read(line: str) -> None:
-        row = parse(line, (key, "token_length"))
-        number, n = whole(row, key, 0, _MAX_ID), tokens(row, "token_length")
-        if number in found:
-            raise FlawError(f"{key} {number} occurred before")
+    def read(number: int, values: list[int]) -> None:
+        text, tokens = values
+        if text in found:
+            raise FlawError(f"{key} {text} occurred before")
         if len(found) == _MAX_IDS:
             raise WorkloadError(f"{shown_path(path)}: more than {_MAX_IDS:,} texts; RAGPulse has a few thousand")
-        found[number] = n
+        found[text] = tokens
 
-    with open_text(path) as text:
-        for _ in BadRowLog(path).sift(json_lines(path, text), read):
-            pass
+    for _ in read_jsonl(path, {key: whole(0, _MAX_ID), "token_length": TOKENS}, BadRowLog(path), read):
+        pass
     return found
 
 

@@ -7,8 +7,11 @@ tokens. What the server did with the requests is not read here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from workloads.generators.lengths import MAX_TOKENS
 from workloads.request import Prefixes, Segment
@@ -40,7 +43,10 @@ class AskedRequest(NamedTuple):
 
 
 class RecordedTrace(Trace):
-    """The requests of a recorded server, sorted by arrival; all are held in memory while the file is read."""
+    """The requests of a recorded server, sorted by arrival; all are held while the file is read, in 20 bytes each.
+
+    Each segment of a prompt takes 24 bytes more.
+    """
 
     __slots__ = ()
 
@@ -50,11 +56,45 @@ class RecordedTrace(Trace):
         return "tokens"
 
     def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:
+        asked = _Asked()
         with open_text(self.path) as text:
-            found = self._bad_rows.sift(json_lines(self.path, text), _read)
-            asked = [request for request in found if request is not None]
-        asked.sort(key=lambda request: request.arrival_s)
-        yield from in_batches(_rows(asked))
+            for request in self._bad_rows.sift(json_lines(self.path, text), _read):
+                if request is not None:
+                    asked.add(request)
+        yield from in_batches(asked.rows())
+
+
+class _Asked:
+    """Requests by column."""
+
+    def __init__(self) -> None:
+        self._arrivals, self._outputs = array("d"), array("i")
+        self._ends, self._segments = array("q", [0]), array("q")
+        """Where the segments of each request end; source, start and length of each segment."""
+        self._sources: dict[str, int] = {}
+        """The number of each text, in order of the file."""
+
+    def add(self, request: AskedRequest) -> None:
+        """Add a request."""
+        self._arrivals.append(request.arrival_s)
+        self._outputs.append(request.output_tokens)
+        for name, start, n in request.prompt:
+            self._segments.extend((self._sources.setdefault(name, len(self._sources)), start, n))
+        self._ends.append(len(self._segments))
+
+    def rows(self) -> Iterator[Row]:
+        """The requests in order of arrival; texts are numbered in this order."""
+        arrivals = np.array(self._arrivals)
+        order = np.argsort(arrivals, kind="stable").tolist()
+        numbers: dict[int, int] = {}
+        for k in order:
+            flat = self._segments[self._ends[k] : self._ends[k + 1]]
+            content = tuple(
+                Segment(numbers.setdefault(source, len(numbers)), start, n)
+                for source, start, n in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+            )
+            since_first = self._arrivals[k] - self._arrivals[order[0]]
+            yield Row(since_first, sum(flat[2::3]), self._outputs[k], content)
 
 
 def kind_of_line(row: Object) -> str:
@@ -75,19 +115,10 @@ def asked_request(row: Object) -> AskedRequest:
     return asked
 
 
-def _read(line: str) -> AskedRequest | None:
+def _read(number: int, line: str) -> AskedRequest | None:
     """The request of a line; None if it is of another kind. Raises ``FlawError``."""
     row = parse(line, ("kind",))
     return asked_request(row) if kind_of_line(row) == "request" else None
-
-
-def _rows(asked: Iterable[AskedRequest]) -> Iterator[Row]:
-    first_s: float | None = None
-    sources: dict[str, int] = {}
-    for request in asked:
-        first_s = request.arrival_s if first_s is None else first_s
-        content = tuple(Segment(sources.setdefault(name, len(sources)), start, n) for name, start, n in request.prompt)
-        yield Row(request.arrival_s - first_s, request.prompt_tokens, request.output_tokens, content)
 
 
 def _segments(value: Any) -> tuple[NamedSegment, ...]:

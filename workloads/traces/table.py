@@ -12,27 +12,21 @@ from typing import Any, Literal, TypeVar
 
 from workloads.request import Prefixes, Request, Segment, WorkloadError
 from workloads.traces.bad_rows import changed, quoted
-from workloads.traces.clock import parse_datetime, parse_seconds
-from workloads.traces.csv_rows import CsvRows, parse_tokens, parse_whole
-from workloads.traces.files import open_bytes, open_text, shown_path
-from workloads.traces.jsonl import json_lines, parse, shown, tokens, whole
-from workloads.traces.parquet import parquet_rows
+from workloads.traces.columns import NAME, TOKENS, Column, read_csv, read_jsonl, time_in, whole
+from workloads.traces.files import open_bytes, shown_path
+from workloads.traces.parquet import PARQUET, read_parquet
 from workloads.traces.table_order import OrderedRows, OutOfOrderError, SortedRows, Turns
-from workloads.traces.table_row import DECIMALS, MAX_PRIORITY, Columns, TableRow, Time, parse_session, parse_value
+from workloads.traces.table_row import Columns, TableRow, Time
 from workloads.traces.trace import Row, RowBatch, Trace, in_batches
 
 Format = Literal["csv", "jsonl", "parquet"]
 
-_SUFFIXES: dict[str, Format] = {
-    ".csv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-}
-PARQUET = b"PAR1"
-"""The first bytes of a Parquet file."""
+_SUFFIXES: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 _PACKED = (".gz", ".bz2", ".xz")
 _PLAIN = Columns()
+_MAX_PRIORITY = 2**31 - 1
+"""The largest priority; the smallest is its negative."""
+_PRIORITY = whole(-_MAX_PRIORITY, _MAX_PRIORITY)
 _MOST_SEGMENTS = 2000
 """A longer history is not quoted, since memory grows with its square."""
 
@@ -57,7 +51,7 @@ class TableTrace(Trace):
     """None: Parquet if the file begins so, else by the suffix of its name."""
     columns: Columns = _PLAIN
     time: Time = "s"
-    """The unit of arrivals; ``datetime``: date and time, in UTC unless there is an offset."""
+    """The unit of arrivals."""
     delimiter: str = ","
     """The character between fields, in CSV."""
     _sorts: bool = field(default=False, init=False, repr=False, compare=False)
@@ -110,21 +104,32 @@ class TableTrace(Trace):
 
     def _rows(self, use: Callable[[TableRow], Used]) -> Iterator[Used]:
         """What ``use`` makes of each good row."""
-        self._check_columns()
-        kind = self._format()
-        if kind == "parquet":
-            rows, parse_row = parquet_rows(self.path, self.columns, self.time)
-            yield from self._bad_rows.sift(rows, lambda row: use(parse_row(row)))
-            return
-        with open_text(self.path) as text:
-            if kind == "csv":
-                table = CsvRows(self.path, text, self.columns.named, self.delimiter)
-                places = dict(zip(self.columns.named, table.columns, strict=True))
-                yield from self._bad_rows.sift(table.numbered(), lambda row: use(self._csv(table.check(row), places)))
-            else:
-                yield from self._bad_rows.sift(
-                    json_lines(self.path, text), lambda line: use(self._json(parse(line, self.columns.named)))
+        has_no_session = self.columns.session is None
+
+        def read(number: int, values: list[Any]) -> Used:
+            if has_no_session:
+                values.insert(3, None)
+            return use(TableRow(*values))
+
+        columns = self._columns()
+        match self._format():
+            case "csv":
+                return read_csv(self.path, columns, self._bad_rows, read, self.delimiter)
+            case "jsonl":
+                return read_jsonl(self.path, columns, self._bad_rows, read)
+            case _:
+                return read_parquet(self.path, columns, self._bad_rows, read)
+
+    def _columns(self) -> dict[str, Column]:
+        """What each column holds. Raises ``WorkloadError`` if one has two meanings."""
+        held = (time_in(self.time), TOKENS, TOKENS, NAME, _PRIORITY)
+        meanings: dict[str, str] = {}
+        for meaning, name in self.columns._asdict().items():
+            if name is not None and (other := meanings.setdefault(name, meaning)) != meaning:
+                raise WorkloadError(
+                    f"{shown_path(self.path)}: column {quoted(name)} is named twice, for {other} and {meaning}"
                 )
+        return {name: column for name, column in zip(self.columns, held, strict=True) if name is not None}
 
     def _has_header(self) -> bool:
         return self._format() == "csv"
@@ -134,35 +139,6 @@ class TableTrace(Trace):
             return self.format
         with open_bytes(self.path) as raw:
             return "parquet" if raw.read(len(PARQUET)) == PARQUET else format_of(self.path)
-
-    def _check_columns(self) -> None:
-        """Raise ``WorkloadError`` if one column has two meanings."""
-        meanings: dict[str, str] = {}
-        for meaning, name in self.columns._asdict().items():
-            if name is not None and (other := meanings.setdefault(name, meaning)) != meaning:
-                raise WorkloadError(
-                    f"{shown_path(self.path)}: column {quoted(name)} is named twice, for {other} and {meaning}"
-                )
-
-    def _csv(self, row: list[str], places: dict[str, int]) -> TableRow:
-        arrival, prompt, output, session, priority = self.columns
-        text = row[places[arrival]]
-        if self.time == "datetime":
-            now = parse_datetime(arrival, text)
-        else:
-            now = parse_seconds(arrival, text, DECIMALS[self.time])
-        name, rank = session and row[places[session]], 0
-        if priority is not None:
-            rank = parse_whole(priority, row[places[priority]], -MAX_PRIORITY, MAX_PRIORITY)
-        lengths = parse_tokens(prompt, row[places[prompt]]), parse_tokens(output, row[places[output]])
-        return TableRow(now, quoted(text), *lengths, name or None, rank)
-
-    def _json(self, row: dict[str, Any]) -> TableRow:
-        arrival, prompt, output, session, priority = self.columns
-        now = parse_value(arrival, row[arrival], self.time)
-        name = None if session is None else parse_session(session, row[session])
-        rank = 0 if priority is None else whole(row, priority, -MAX_PRIORITY, MAX_PRIORITY)
-        return TableRow(now, shown(row[arrival]), tokens(row, prompt), tokens(row, output), name, rank)
 
 
 def _with_history(requests: Iterable[Request]) -> Iterator[Request]:

@@ -14,8 +14,8 @@ from workloads.traces.bad_rows import quoted
 from workloads.traces.clock import TIMESTAMP
 from workloads.traces.files import shown_path
 from workloads.traces.kinds import header_names, how_to_name_columns, read_beginning
-from workloads.traces.parquet import parquet_columns
-from workloads.traces.table import PARQUET, Format
+from workloads.traces.parquet import PARQUET, parquet_columns
+from workloads.traces.table import Format
 from workloads.traces.table_row import Columns, Time
 
 _REQUIRED = Columns._fields[:3]

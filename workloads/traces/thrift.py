@@ -31,6 +31,8 @@ class CompactReader:
 
     def struct(self, wanted: Wanted, depth: int = 0) -> dict[int, Any]:
         """The wanted fields of the struct that begins here, by number. A field may be there only once."""
+        if depth > _MAX_DEPTH:
+            raise ThriftError("nested too deeply")
         kept: dict[int, Any] = {}
         number = 0
         while True:
@@ -38,49 +40,40 @@ class CompactReader:
             if kind == _STOP:
                 return kept
             number = number + delta if delta else self._integer()
-            if number not in wanted:
-                self._skip(kind, depth)
-            elif number in kept:
+            if number in kept:
                 raise ThriftError(f"field {number} twice")
-            else:
+            if number in wanted:
                 kept[number] = self._value(kind, wanted[number], depth)
+            elif kind not in (_TRUE, _FALSE):  # The type of a field says whether it is true; in a list, a byte does.
+                self._value(kind, None, depth)
 
     def _value(self, kind: int, wanted: Any, depth: int) -> Any:
+        """The value of this type that begins here; what is not wanted (None) is only passed over."""
         expected = _STRUCT if isinstance(wanted, dict) else _LIST if isinstance(wanted, list) else wanted
-        if kind != expected:
+        if wanted is not None and kind != expected:
             raise ThriftError(f"a value of type {kind}; expected {expected}")
         if kind == _STRUCT:
-            return self.struct(wanted, depth + 1)
-        if kind == _LIST:
-            size, element = self._list_header()
-            return [self._value(element, wanted[0], depth + 1) for _ in range(size)]
-        return self._take(self._varint()) if kind == BINARY else self._integer()
+            return self.struct(wanted or {}, depth + 1)
+        if kind in (_LIST, _SET):
+            return self._list(wanted, depth + 1)
+        if kind == BINARY:
+            return self._take(self._varint())
+        if kind in (_I16, I32, I64):
+            return self._integer()
+        if kind == _DOUBLE or kind in (_TRUE, _FALSE, _BYTE):
+            return self._take(8 if kind == _DOUBLE else 1)
+        raise ThriftError(f"a value of type {kind}")
 
-    def _skip(self, kind: int, depth: int, *, in_list: bool = False) -> None:
-        """Pass over a value of this type."""
+    def _list(self, wanted: Any, depth: int) -> list[Any]:
         if depth > _MAX_DEPTH:
             raise ThriftError("nested too deeply")
-        if kind == _BYTE or (kind in (_TRUE, _FALSE) and in_list):
-            self._take(1)
-        elif kind in (_I16, I32, I64):
-            self._varint()
-        elif kind == _DOUBLE:
-            self._take(8)
-        elif kind == BINARY:
-            self._take(self._varint())
-        elif kind in (_LIST, _SET):
-            size, element = self._list_header()
-            for _ in range(size):
-                self._skip(element, depth + 1, in_list=True)
-        elif kind == _STRUCT:
-            self.struct({}, depth + 1)
-        elif kind not in (_TRUE, _FALSE):
-            raise ThriftError(f"a value of type {kind}")
-
-    def _list_header(self) -> tuple[int, int]:
-        """The number of elements and their type."""
-        size, element = divmod(self._take(1)[0], 16)
-        return (self._varint() if size == 15 else size), element
+        size, kind = divmod(self._take(1)[0], 16)
+        size = self._varint() if size == 15 else size
+        if wanted is not None:
+            return [self._value(kind, wanted[0], depth) for _ in range(size)]
+        for _ in range(size):
+            self._value(kind, None, depth)
+        return []
 
     def _integer(self) -> int:
         number = self._varint()

@@ -82,7 +82,7 @@ class Trace(ABC):
     """Name, size and modification time of each file that was checked."""
 
     def __post_init__(self) -> None:
-        bad_rows = BadRowLog(self.path, skips=self.skip_bad_rows)
+        bad_rows = BadRowLog(self.path, self.skip_bad_rows)
         object.__setattr__(self, "_bad_rows", bad_rows)
         object.__setattr__(self, "_state", tuple(map(_state_of, self._files())))
         inside, seen, thinning = 0, 0, _Thinning(self.keep, self.seed)
@@ -91,7 +91,7 @@ class Trace(ABC):
             low, high = self._window(batch.seconds)
             chosen = thinning.choose(batch, low, high)
             inside += high - low if chosen is None else int(chosen.sum())
-        bad_rows.close()
+        bad_rows.closed = True
         count = inside if self.limit is None else min(inside, self.limit)
         if count == 0:
             if seen == 0 and self._has_header() and bad_rows.n_rows == 0:

@@ -110,7 +110,7 @@ def _content(turn: _Turn, line: int, request: int) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _read(line: str) -> list[_AgentSession]:
+def _read(number: int, line: str) -> list[_AgentSession]:
     """Parse a line into sessions. Raises ``FlawError``."""
     row = parse(line, ("requests",))
     for key, only in (("block_size", BLOCK_TOKENS), ("hash_id_scope", "local")):

@@ -15,7 +15,7 @@ from tests.workloads.traces.test_ragpulse import row as rag_row
 from tests.worlds import command
 from workloads import BadRowError, Columns, WorkloadError, open_trace, sniff
 from workloads.traces.bad_rows import FlawError
-from workloads.traces.clock import parse_seconds, parse_time
+from workloads.traces.clock import parse_datetime, parse_seconds
 from workloads.traces.csv_rows import parse_whole
 from workloads.traces.files import open_bytes, shown_path
 
@@ -196,7 +196,7 @@ def test_only_ascii_blanks_surround_a_number():
             parse_seconds("n", text)
     for text in ("\u00a02023-11-16 18:15:46", "2023-11-16 18:15:46.\u0661", "\u0662023-11-16 18:15:46"):
         with pytest.raises(FlawError, match="is not a time"):
-            parse_time("n", text)
+            parse_datetime("n", text)
 
 
 def test_a_name_in_capitals_says_as_much(write):

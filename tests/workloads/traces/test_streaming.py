@@ -25,7 +25,7 @@ from workloads import (
     poisson_gaps,
 )
 from workloads.traces import azure as azure_module
-from workloads.traces.trace import in_batches
+from workloads.traces.row_trace import RowTrace
 
 
 class OneByOne(AzureTrace):
@@ -34,7 +34,7 @@ class OneByOne(AzureTrace):
     __slots__ = ()
 
     def _batches(self, *, check_all):
-        return in_batches(self._rows())
+        return RowTrace._batches(self, check_all=check_all)
 
 
 def outcome(reader, path, **options):
@@ -97,7 +97,7 @@ def test_many_rows_at_once_are_the_same_rows(any_path, monkeypatch, how, keys):
     assert len(expected) > 60
     with monkeypatch.context() as only_many:
         only_many.setattr(AzureTrace, "_rows", None)
-        only_many.setattr(azure_module, "_read_lines", None)
+        only_many.setattr(AzureTrace, "_read_lines", None)
         for block in (60, 150, 1 << 18):
             only_many.setattr(azure_module, "_BLOCK", block)
             assert outcome(AzureTrace, any_path, **keys) == expected
@@ -245,7 +245,7 @@ def test_the_published_traces_are_read_many_rows_at_once_and_the_same(name, monk
     (path,) = (SHARED / name).glob("*.csv.gz")
     expected = outcome(OneByOne, path)
     monkeypatch.setattr(AzureTrace, "_rows", None)
-    monkeypatch.setattr(azure_module, "_read_lines", None)
+    monkeypatch.setattr(AzureTrace, "_read_lines", None)
     assert outcome(AzureTrace, path) == expected
 
 
