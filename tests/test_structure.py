@@ -40,7 +40,7 @@ FLOORS = {
         "placement.rule",
         "",
     ),
-    "workloads": ("traces", "fitting", "generators", ""),
+    "workloads": ("api", "traces", "fitting", "generators", ""),
 }
 """Folders of the other packages, in the same order, and modules in them that are apart; "" are those beside them."""
 

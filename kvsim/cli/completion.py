@@ -40,9 +40,9 @@ def workloads(incomplete: str) -> list[str]:
 
 def trace_kinds(incomplete: str) -> list[str]:
     """Kinds of traces."""
-    from workloads import KINDS
+    from workloads.traces.kinds import readers
 
-    return starting(incomplete, KINDS)
+    return starting(incomplete, readers())
 
 
 def policies(incomplete: str) -> list[str]:

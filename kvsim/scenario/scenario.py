@@ -39,6 +39,7 @@ from kvsim.scenario.server_defaults import (
     without_other_names,
 )
 from kvsim.scenario.serving_sections import CacheSection, MachineSection, ModelSection, ServerSection
+from kvsim.scenario.trace_sections import REGISTERED
 from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, RelativeCosts, engine_of
 from workloads.request import timed
@@ -413,7 +414,7 @@ def _explain(label: str, error: ErrorDetails) -> str:
             known += other_names("server")
         return f"{label}: {key}: {unknown('key', location[-1], known)}"
     if error["type"] == "union_tag_invalid":
-        tags = _quoted(error["ctx"]["expected_tags"])
+        tags = [tag for tag in _quoted(error["ctx"]["expected_tags"]) if tag != REGISTERED]
         return f"{label}: {key}.kind: {no_such('kind', error['ctx']['tag'], tags)}"
     if error["type"] == "union_tag_not_found":
         return f"{label}: {key}.kind: missing; accepted: {', '.join(map(repr, kinds))}"
@@ -459,7 +460,7 @@ def _kinds(annotation: Any) -> dict[str, type[Section]]:
     """The sections that a key accepts, alone or in lists or unions, by ``kind``; by "" without a kind."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         kind = annotation.model_fields.get("kind")
-        return dict.fromkeys(get_args(kind.annotation) if kind else [""], annotation)
+        return dict.fromkeys((get_args(kind.annotation) or [REGISTERED]) if kind else [""], annotation)
     return {kind: section for inner in get_args(annotation) for kind, section in _kinds(inner).items()}
 
 

@@ -9,9 +9,10 @@ from typing import Any
 from kvsim.errors import UserError
 from kvsim.scenario.builtin import builtin_names
 from kvsim.scenario.scenario import Scenario, load_scenario
-from kvsim.scenario.trace_sections import TRACES
+from kvsim.scenario.trace_sections import TRACES, is_registered
 from workloads import sniff
 from workloads.traces import mooncake, weka
+from workloads.traces.kinds import readers
 from workloads.traces.table_form import table_form
 from workloads.traces.table_row import Time
 
@@ -43,8 +44,8 @@ def trace_scenario(
     path = str(path)
     if kind is None:
         kind = "table" if columns or time else sniff(path)
-    if kind not in TRACES:
-        raise UserError(f"{path}: no kind of trace is called {kind!r}; accepted: {', '.join(TRACES)}")
+    if kind not in TRACES and not is_registered(kind):
+        raise UserError(f"{path}: no kind of trace is called {kind!r}; accepted: {', '.join(readers())}")
     workload = {"kind": kind, "path": path, **keys}
     if kind == "table":
         form = table_form(path, columns, time)

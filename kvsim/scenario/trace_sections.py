@@ -39,21 +39,12 @@ class TraceWorkload(WorkloadSection):
             path = folder / Path(self.path).expanduser()
         except RuntimeError as e:
             raise workloads.WorkloadError(f"{self.path}: no such file ({e})") from None
-        return workloads.KINDS[self.kind](
-            path,
-            limit=self.limit,
-            rate_scale=self.rate_scale,
-            start_s=self.start_s,
-            stop_s=self.stop_s,
-            keep=self.keep,
-            seed=seed,
-            skip_bad_rows=self.skip_bad_rows,
-            **self._options(),
-        )
+        return workloads.open_trace(path, self.kind, seed=seed, **self._options())
 
     def _options(self) -> dict[str, Any]:
-        """Further options of the reader of this kind."""
-        return {}
+        """The options of the reader: the keys of this section but those of all workloads."""
+        others = {"kind", "path", *WorkloadSection.model_fields}
+        return {name: getattr(self, name) for name in type(self).model_fields if name not in others}
 
 
 class AzureWorkload(TraceWorkload):
@@ -75,9 +66,6 @@ class BurstGptWorkload(TraceWorkload):
     failed: Literal["refuse", "drop"] = "refuse"
     """Failed calls, which have no response tokens: refuse the file, or leave them out and list them."""
 
-    def _options(self) -> dict[str, Any]:
-        return {"failed": self.failed}
-
 
 class RagPulseWorkload(TraceWorkload):
     """The trace of RAGPulse; prompts have shared texts if the files with their lengths are in the same folder."""
@@ -85,9 +73,6 @@ class RagPulseWorkload(TraceWorkload):
     kind: Literal["ragpulse"]
     clock_reset: Literal["refuse", "continue"] = "refuse"
     """Where the clock goes back: refuse the file, or add whole weeks from there on and note it."""
-
-    def _options(self) -> dict[str, Any]:
-        return {"clock_reset": self.clock_reset}
 
 
 class RecordedWorkload(TraceWorkload):
@@ -103,9 +88,6 @@ class ObservedWorkload(TraceWorkload):
     sessions: bool = True
     """Requests that go on from an earlier answer come as long after it as they did; if false, each at its own time."""
 
-    def _options(self) -> dict[str, Any]:
-        return {"sessions": self.sessions}
-
 
 class WekaWorkload(TraceWorkload):
     """Sessions of coding agents; ``keep`` and the time window refer to sessions, ``limit`` to requests."""
@@ -113,9 +95,6 @@ class WekaWorkload(TraceWorkload):
     kind: Literal["weka"]
     rate: Annotated[float, Field(ge=1e-9, le=1e9)] = 0.01
     """New sessions/s, Poisson: the trace does not have their start times."""
-
-    def _options(self) -> dict[str, Any]:
-        return {"rate": self.rate}
 
 
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -155,12 +134,31 @@ class TableWorkload(TraceWorkload):
         return delimiter
 
     def _options(self) -> dict[str, Any]:
-        return {
-            "format": self.format,
-            "columns": workloads.Columns(**self.columns.model_dump()),
-            "time": self.time,
-            "delimiter": self.delimiter,
-        }
+        return {**super()._options(), "columns": workloads.Columns(**self.columns.model_dump())}
+
+
+REGISTERED = "registered"
+"""Stands for all kinds of traces that other packages read."""
+
+
+class RegisteredWorkload(TraceWorkload):
+    """A trace of a kind that another package reads; see [Add a reader](add-a-reader.md)."""
+
+    kind: str
+    options: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """What the reader has beyond the keys of all traces."""
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        if not is_registered(kind):
+            raise ValueError(f"{kind!r} is no kind of trace that an installed package reads")
+        return kind
+
+    def _options(self) -> dict[str, Any]:
+        keys = super()._options()
+        own: dict[str, Any] = keys.pop("options")
+        return keys | own
 
 
 TRACES: dict[str, type[TraceWorkload]] = {
@@ -174,3 +172,10 @@ TRACES: dict[str, type[TraceWorkload]] = {
     "table": TableWorkload,
 }
 """Sections of traces by ``kind``."""
+
+
+def is_registered(kind: str) -> bool:
+    """Whether another package reads traces of this kind."""
+    from workloads.traces.kinds import KINDS, readers  # Not before it is needed: it imports all readers.
+
+    return kind in readers() and kind not in KINDS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -24,14 +24,17 @@ from kvsim.scenario.length_sections import AnyLengths, AnyOutputs, FixedLengths,
 from kvsim.scenario.named_workloads import NAMED, named_section
 from kvsim.scenario.section import MAX_ENTRIES, WorkloadSection, entries
 from kvsim.scenario.trace_sections import (
+    REGISTERED,
     AzureWorkload,
     BurstGptWorkload,
     MooncakeWorkload,
     ObservedWorkload,
     RagPulseWorkload,
     RecordedWorkload,
+    RegisteredWorkload,
     TableWorkload,
     WekaWorkload,
+    is_registered,
 )
 
 Rate = Annotated[float, Field(ge=1e-6, le=1e9)]
@@ -347,7 +350,9 @@ class NamedWorkload(WorkloadSection):
 
 def _workload_kind(value: Any) -> str:
     kind = value.get("kind", "poisson") if isinstance(value, dict) else getattr(value, "kind", "poisson")
-    return kind if isinstance(kind, str) else repr(kind)
+    if not isinstance(kind, str):
+        return repr(kind)
+    return kind if kind in _KINDS or not is_registered(kind) else REGISTERED
 
 
 def _mixable(value: Any) -> Any:
@@ -376,6 +381,7 @@ _Open = (
     | Annotated[RecordedWorkload, Tag("recorded")]
     | Annotated[ObservedWorkload, Tag("observed")]
     | Annotated[TableWorkload, Tag("table")]
+    | Annotated[RegisteredWorkload, Tag(REGISTERED)]
     | Annotated[NamedWorkload, Tag("named")]
     | Annotated[SessionsWorkload, Tag("sessions")]
     | Annotated[AgentsWorkload, Tag("agents")]
@@ -405,3 +411,5 @@ AnyWorkload = Annotated[
     _Open | Annotated[ClosedLoopWorkload, Tag("closed-loop")] | Annotated[MixWorkload, Tag("mix")],
     Discriminator(_workload_kind),
 ]
+_KINDS = {tag.tag for part in get_args(get_args(AnyWorkload)[0]) for tag in get_args(part)[1:]} - {REGISTERED}
+"""The kinds that have a section of their own."""

@@ -91,7 +91,7 @@ def _ticks(texts: Bytes, clock: Clock) -> Ints:
     if np.abs(seconds).max() >= _MOST_SECONDS or abs(now - first) >= _MOST_SECONDS * 10**9:
         raise IrregularRowsError
     ticks: Ints = seconds * np.int64(10**9) + (nanoseconds - nanoseconds[0]) + (now - first)
-    if clock.behind(now) or (ticks[1:] < ticks[:-1]).any():
+    if now < clock.last or (ticks[1:] < ticks[:-1]).any():
         raise IrregularRowsError
     clock.move(now)
     clock.move(first + int(ticks[-1]))

@@ -35,7 +35,8 @@ class BurstGptTrace(RowTrace):
     failed: Literal["refuse", "drop"] = "refuse"
     """Failed calls are bad rows (``refuse``), or are left out and counted (``drop``)."""
 
-    def _start(self, *, check_all: bool) -> Make:
+    def start(self, *, check_all: bool) -> Make:
+        """Check the sum of each row, and tell failed calls."""
         return self._lengths
 
     def _lengths(self, number: int, values: list[Any]) -> tuple[int, int] | None:
@@ -45,7 +46,7 @@ class BurstGptTrace(RowTrace):
                 f"Total tokens {both} is not the sum of {prompt} Request tokens and {output} Response tokens"
             )
         if output == 0 and self.failed == "drop":
-            self._bad_rows.drop(number, "failed call")
+            self.drop(number, "failed call")
             return None
         for name, tokens in (("Request", prompt), ("Response", output)):
             if tokens == 0:

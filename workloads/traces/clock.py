@@ -25,16 +25,12 @@ class Clock:
     def __init__(self) -> None:
         self.first: int | None = None
         """The time of the first good row; None before it."""
-        self.last = 0
-        """The time of the last good row."""
+        self.last = -(1 << 100)
+        """The time of the last good row; long ago before it."""
         self.added = 0
         """Ticks that are added to all times from here on."""
         self.fell = 0
         """Further ticks that are added if the row that is being read is good."""
-
-    def behind(self, now: int) -> int:
-        """How much earlier a time is than that of the last good row; 0 if it is not."""
-        return 0 if self.first is None else max(0, self.last - now)
 
     def move(self, now: int) -> int:
         """Advance to a good row; returns the ticks since the first good row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,11 +43,14 @@ Schema = Mapping[str, Column]
 
 def whole(low: int, high: int, of: str = "") -> Column:
     """Whole numbers from ``low`` to ``high``; ``of`` is added to messages about text."""
-    return Column(
-        lambda name, text: parse_whole(name, text, low, high, of),
-        lambda row, name: whole_value(row, name, low, high),
-        WHOLE,
-    )
+
+    def of_value(row: Object, name: str) -> int:
+        value = row[name]
+        if type(value) is int and low <= value <= high:
+            return value
+        return whole_value(row, name, low, high)  # Says what is wrong.
+
+    return Column(lambda name, text: parse_whole(name, text, low, high, of), of_value, WHOLE)
 
 
 def time_in(unit: Time) -> Column:
@@ -63,7 +67,7 @@ def time_in(unit: Time) -> Column:
 
 TOKENS = whole(1, MAX_TOKENS, " of tokens")
 """Numbers of tokens, at least 1."""
-ANY = Column(lambda name, text: text, lambda row, name: row[name])
+ANY = Column(lambda name, text: text, getitem)
 """Values that the reader checks itself."""
 NAME = Column(lambda name, text: text or None, lambda row, name: _name(name, row[name]), NAMES)
 """Names or numbers; None where there is none."""

@@ -19,8 +19,10 @@ from workloads.traces.jsonl import MAX_LINE
 from workloads.traces.mooncake import MooncakeTrace
 from workloads.traces.observed import ObservedTrace
 from workloads.traces.parquet import PARQUET
+from workloads.traces.plugins import others
 from workloads.traces.ragpulse import RagPulseTrace
 from workloads.traces.recorded import LINES, RecordedTrace
+from workloads.traces.row_trace import RowTrace
 from workloads.traces.table import TableTrace
 from workloads.traces.table_row import Columns
 from workloads.traces.trace import Trace
@@ -36,7 +38,13 @@ KINDS: dict[str, type[Trace]] = {
     "observed": ObservedTrace,
     "table": TableTrace,
 }
-"""Readers by their ``kind`` in scenarios."""
+"""The built-in readers by their ``kind`` in scenarios."""
+
+
+def readers() -> dict[str, type[Trace]]:
+    """All readers by kind: built-in ones, then those that other packages register."""
+    return KINDS | others(KINDS)
+
 
 _START = 1 << 14
 """Bytes that are inspected, from the first that is not blank; a longer first line is read in full."""
@@ -76,7 +84,7 @@ def sniff(path: Path | str) -> str:
     start = read_beginning(path)
     if start.startswith(PARQUET):
         return "table"
-    kinds = f"expected a trace of one of the kinds {', '.join(KINDS)}"
+    kinds = f"expected a trace of one of the kinds {', '.join(readers())}"
     if not start:
         raise WorkloadError(f"{shown}: empty file; {kinds}")
     # The last character may be cut; a few wrong bytes are left to the reader, which names their row.
@@ -88,8 +96,10 @@ def sniff(path: Path | str) -> str:
     if text.count("\0") > len(text) // 10 or "\0" * 8 in text or (not is_json and "\0" in first):
         raise WorkloadError(f"{shown}: zero bytes; {kinds}, in UTF-8 (is this UTF-16, or an archive?)")
     signs = _json_kind(text.replace("\0", "")) if is_json else _csv_kind(first)
+    names = _json_names(text) if is_json else header_names(first)[1]
+    if signs in (None, "table"):
+        signs = _registered_kind(names, "jsonl" if is_json else "csv") or signs
     if signs is None:
-        names = _json_names(text) if is_json else header_names(first)[1]
         own = f"; if it is a table of your own, {how_to_name_columns(names)}" if len(names) > 1 else ""
         raise WorkloadError(f"{shown}: begins with {quoted(first)}; {kinds}{own}")
     return signs
@@ -102,9 +112,9 @@ def open_trace(path: Path | str, kind: str | None = None, **options: Any) -> Tra
     """
     path = _path_of(path)
     kind = sniff(path) if kind is None else kind
-    if kind not in KINDS:
-        raise WorkloadError(f"{shown_path(path)}: no kind of trace is called {kind!r}; accepted: {', '.join(KINDS)}")
-    reader = KINDS[kind]
+    if kind not in (known := readers()):
+        raise WorkloadError(f"{shown_path(path)}: no kind of trace is called {kind!r}; accepted: {', '.join(known)}")
+    reader = known[kind]
     accepted = [option.name for option in fields(reader) if option.init and option.name != "path"]
     for name in options:
         if name not in accepted:
@@ -215,3 +225,11 @@ def _csv_kind(header: str) -> str | None:
     names = {name.strip(' "').casefold() for name in re.split(r"[,;\t|]", header)}
     found = next((kind for kind, known in _CSV_SIGNS if names & known), None)
     return found or ("azure" if _AZURE_ROW.match(header) else None)
+
+
+def _registered_kind(names: Sequence[str], format: str) -> str | None:
+    """The kind of the first registered reader whose columns are all there."""
+    for kind, reader in others(KINDS).items():
+        if issubclass(reader, RowTrace) and reader.format == format and set(reader.columns) <= set(names):
+            return kind
+    return None

@@ -51,7 +51,8 @@ class MooncakeTrace(RowTrace):
         """The blocks of prompts; nothing of what answers say."""
         return "blocks"
 
-    def _start(self, *, check_all: bool) -> Make:
+    def start(self, *, check_all: bool) -> Make:
+        """Make blocks of ids; no content while the order of blocks is checked."""
         parents: dict[int, int | None] = {}
 
         def make(number: int, values: list[Any]) -> tuple[Any, ...]:

@@ -74,7 +74,8 @@ class RagPulseTrace(RowTrace):
         """The texts of prompts, if the files are there that say how long each is."""
         return "unknown" if self._missing() else "tokens"
 
-    def _start(self, *, check_all: bool) -> Make:
+    def start(self, *, check_all: bool) -> Make:
+        """Read the lengths of all texts, and make prompts of texts."""
         if self._missing():
             return lambda number, values: (*values[:2], _texts(values[2], None))
         alone, lengths = 0, {name: _lengths_of(self.path.parent, name) for name in _COMPONENTS}
@@ -90,7 +91,8 @@ class RagPulseTrace(RowTrace):
 
         return make
 
-    def _went_back(self, written: str, behind: int) -> int:
+    def went_back(self, written: str, behind: int) -> int:
+        """Whole weeks, if they are to be added and the clock went back by more than half a week."""
         earlier, is_new_week = f"{written} is earlier than the row before", 2 * behind > _WEEK
         if self.clock_reset == "refuse":
             advice = f"{_CONTINUE} would add whole weeks from there on"

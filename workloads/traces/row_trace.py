@@ -26,23 +26,27 @@ class RowTrace(Trace):
 
     format: ClassVar[Literal["csv", "jsonl"]] = "csv"
     columns: ClassVar[Schema]
-    """What each column, or key of an object, holds: the time first, then what ``_start`` takes; others are ignored."""
+    """What each column, or key of an object, holds: the time first, then what ``start`` takes; others are ignored."""
     ticks: ClassVar[float] = 1e9
     """The units of time in a second."""
 
-    def _start(self, *, check_all: bool) -> Make:
+    def start(self, *, check_all: bool) -> Make:
         """Begin a reading of the file; by default the columns after the time are prompt and answer, in tokens.
 
         ``check_all``: as in ``_batches``.
         """
         return lambda number, values: values
 
-    def _went_back(self, written: str, behind: int) -> int:
+    def went_back(self, written: str, behind: int) -> int:
         """What to add to all times from a row on that is ``behind`` ticks earlier than the row before.
 
         ``written``: name and value of its time, for messages. Raises ``FlawError``, by default always.
         """
         raise FlawError(f"{written} is earlier than the row before")
+
+    def drop(self, number: int, what: str) -> None:
+        """Count a valid row that is left out on request; ``what`` names such rows, for a note."""
+        self._bad_rows.drop(number, what)
 
     def _has_header(self) -> bool:
         return self.format == "csv"
@@ -64,14 +68,14 @@ class RowTrace(Trace):
 
         def of_text(name: str, text: str) -> int:
             now: int = time.of_text(name, text) + clock.added
-            behind = clock.behind(now)
-            clock.fell = self._went_back(f"{name} {quoted(text)}", behind) if behind else 0
+            behind = clock.last - now
+            clock.fell = self.went_back(f"{name} {quoted(text)}", behind) if behind > 0 else 0
             return now + clock.fell
 
         def of_value(row: Object, name: str) -> int:
             now: int = time.of_value(row, name) + clock.added
-            behind = clock.behind(now)
-            clock.fell = self._went_back(f"{name} {shown(row[name])}", behind) if behind else 0
+            behind = clock.last - now
+            clock.fell = self.went_back(f"{name} {shown(row[name])}", behind) if behind > 0 else 0
             return now + clock.fell
 
         columns[name] = Column(of_text, of_value)
@@ -79,7 +83,7 @@ class RowTrace(Trace):
 
     def _reader(self, clock: Clock, *, check_all: bool) -> Callable[[int, list[Any]], Row | None]:
         """The function that makes a row of its number and values, and advances the clock."""
-        make, ticks = self._start(check_all=check_all), self.ticks
+        make, ticks = self.start(check_all=check_all), self.ticks
 
         def read(number: int, values: list[Any]) -> Row | None:
             now = values.pop(0)
