@@ -9,49 +9,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import pandas as pd
-from scipy.stats import kendalltau
 
 from kvsim import machine
 from kvsim.calibration.llamacpp_session import LlamaCppSession
-from kvsim.calibration.pace import PaceCurve, Tick, choose_windows, median_seconds
-from kvsim.calibration.reference_passes import (
-    PaceKeeper,
-    PaceMeasuringBackend,
-    ReferencePasses,
-    known_seconds,
-    numpy_reference_passes,
-)
+from kvsim.calibration.pace import median_seconds
+from kvsim.calibration.reference_passes import known_seconds
 from kvsim.costs.profile import NUMPY, Profile, is_llamacpp
-from kvsim.errors import Divergence, UserError
+from kvsim.engines.live.engine_runs import EngineRun, LlamaCppRunner, NumpyRunner, run_and_predict
+from kvsim.engines.recordings.ranking import kendalls_tau, ranked_wrong
+from kvsim.errors import UserError
 from kvsim.experiments.comparison import choose
 from kvsim.scenario.scenario import Scenario, load_scenario, shortened
-from kvsim.simulation.arrivals import Turn
-from kvsim.simulation.backend import Backend, DelegatingBackend, SimulatedBackend
-from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.request_log import Progress
-from kvsim.simulation.result import Result
-from kvsim.simulation.run import build_policy, cost_model, drive, ledger_for
-from policies import Chunk, HostCopy, MicroBatch, Moves, Policy, PolicyFactory, Transfer, in_group
-from policies.layouts.virtually_contiguous import VirtuallyContiguousPolicy
-from real_engine import Engine, load_model
-from real_engine.llamacpp import LlamaCpp
-from real_engine.virtual_memory import VirtualEngine
+from kvsim.simulation.run import build_policy
+from policies import PolicyFactory, in_group
 
 _MEASURES = ("ttft_s", "tpot_s", "e2e_s")
 _STATISTICS = ("mean", "p50", "p95", "p99")
-_EVERY_S = 0.25
-"""Least seconds between reference passes: each leaves the next step with colder caches."""
-
-
-class ScheduleMismatch(Divergence):
-    """The predicted run placed other cells than the real one, or llama.cpp others than its policy: a bug of ours."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +97,7 @@ class Validation:
         means = t[(t["measure"] == "e2e_s") & (t["statistic"] == "mean")]
         if len(means) < 2:
             return None, 0
-        rows = list(zip(means["predicted"], means["measured"], means["measured"] * means["spread"], strict=True))
-        wrong = sum(
-            (a[0] - b[0]) * (a[1] - b[1]) < 0 and abs(a[1] - b[1]) > a[2] + b[2] for a, b in combinations(rows, 2)
-        )
-        tau = float(kendalltau(means["predicted"], means["measured"]).statistic)
-        return (None if tau != tau else tau), wrong
+        return kendalls_tau(means), ranked_wrong(means)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
@@ -191,21 +165,21 @@ def validate(
         raise UserError(
             f"{scenario.name}: server.prefetch: 'predictive' follows the clock, and the two runs' clocks differ"
         )
-    runner: _RealRunner
+    runner: NumpyRunner
     if is_llamacpp(engine):
         session = LlamaCppSession(scenario, library=library, threads=profile.measured_on.threads)
         scenario = session.scenario
         chosen, left_out = choose(policies, session.policies, session.check)
-        runner = _LlamaCppRunner(session, profile)
+        runner = LlamaCppRunner(session, profile)
     else:
-        runner = _NumpyRunner(scenario, profile)
+        runner = NumpyRunner(scenario, profile)
         chosen, _ = choose(policies, in_group("standard"), lambda policy: build_policy(scenario, policy))
         left_out = ()
-    runs: dict[str, list[_Run]] = {}
+    runs: dict[str, list[EngineRun]] = {}
     try:
         for repeat in range(repeats):
             for choice in chosen:
-                done = _run(scenario, profile, choice, runner, progress, announce, first=repeat == 0)
+                done = run_and_predict(scenario, profile, choice, runner, progress, announce, first=repeat == 0)
                 runs.setdefault(done.policy, []).append(done)
             if announce is not None and repeats > 1:
                 announce(f"repeat {repeat + 1} of {repeats} is done")
@@ -217,7 +191,7 @@ def validate(
 def _validation(
     scenario: Scenario,
     profile: Profile,
-    runs: dict[str, list[_Run]],
+    runs: dict[str, list[EngineRun]],
     repeats: int,
     left_out: Sequence[str],
     *,
@@ -243,13 +217,13 @@ def _validation(
     )
 
 
-def _reference(runs: Sequence[_Run], profile: Profile) -> tuple[float, float]:
+def _reference(runs: Sequence[EngineRun], profile: Profile) -> tuple[float, float]:
     """``Validation.reference``."""
     now, then = median_seconds([run.ticks for run in runs]), known_seconds(profile)
     return now[0] / then[0], now[1] / then[1]
 
 
-def _warnings(run: _Run) -> Iterator[str]:
+def _warnings(run: EngineRun) -> Iterator[str]:
     for line in run.unscaled.warnings:
         yield f"{run.policy}: {line}"
     failed, requests = run.real.summary["failed"], run.real.summary["requests"]
@@ -257,7 +231,7 @@ def _warnings(run: _Run) -> Iterator[str]:
         yield f"{run.policy}: {failed:,} of {requests:,} requests failed; the errors are of those that were left"
 
 
-def _causes(run: _Run) -> pd.DataFrame:
+def _causes(run: EngineRun) -> pd.DataFrame:
     """Rows of ``Validation.causes``, without policy and repeat."""
     real = run.real.requests[["id", "e2e_s"]].rename(columns={"e2e_s": "measured_s"})
     both = run.unscaled.causes.merge(real, on="id")
@@ -265,242 +239,7 @@ def _causes(run: _Run) -> pd.DataFrame:
     return both.drop(columns="e2e_s").rename(columns={"measured_s": "e2e_s"})
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A policy's real run and two predictions of it."""
-
-    policy: str
-    real: Result
-    predicted: Result
-    unscaled: Result
-    """Prediction not scaled by the machine's pace."""
-    digest: str
-    ticks: Sequence[Tick]
-    """The reference passes among the real run's steps."""
-    pace: float
-    cpu_share: float
-    compared: int
-    """See ``Validation.compared``."""
-
-
-class _RealRunner(Protocol):
-    """A real engine that runs the scenario."""
-
-    reference_passes: ReferencePasses
-
-    def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
-        """A new backend and the policy to drive it with."""
-        ...
-
-    def run_share(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
-        """Share of its processors that the run got, and number of cell dumps compared in it."""
-        ...
-
-    def recheck_cells(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
-        """Repeat the run untimed if its cells could not be compared; return the number of dumps compared."""
-        ...
-
-    def close(self, backend: Backend) -> None:
-        """Free the backend after its run."""
-        ...
-
-    def shut_down(self) -> None:
-        """Free everything after all runs."""
-        ...
-
-
-class _NumpyRunner:
-    """Our own engine as the real one."""
-
-    def __init__(self, scenario: Scenario, profile: Profile):
-        if profile.engine != NUMPY:
-            raise UserError(f"profile {profile.name} was measured on {profile.engine}, so engine must be llamacpp")
-        self._scenario, cache = scenario, scenario.cache
-        self._model = load_model(scenario.model.name, scenario.seed).transformer
-        self.reference_passes = numpy_reference_passes(self._model, cache.type_k, cache.type_v)
-
-    def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
-        served, cache, seed = self._scenario, self._scenario.cache, self._scenario.seed
-        if isinstance(policy, VirtuallyContiguousPolicy) and policy.kernel == "sliced":
-            if (cache.type_k, cache.type_v) != ("f32", "f32"):
-                raise UserError(f"{policy.name}: pages are mapped for K and V in f32 only")
-            return policy, VirtualEngine(
-                self._model,
-                policy.groups,
-                seed,
-                page_tokens=policy.block_size,
-                slots=served.server.slots,
-                max_tokens=served.slot_context,
-            )
-        engine = Engine(self._model, policy.groups, policy.kernel, seed, type_k=cache.type_k, type_v=cache.type_v)
-        return policy, engine
-
-    def run_share(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
-        return watch.cpu_share, 0
-
-    def close(self, backend: Backend) -> None:
-        pass
-
-    def shut_down(self) -> None:
-        pass
-
-    def recheck_cells(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
-        return 0
-
-
-class _LlamaCppRunner:
-    """llama.cpp as the real engine."""
-
-    def __init__(self, session: LlamaCppSession, profile: Profile):
-        from kvsim.calibration.llamacpp import llama_reference_passes
-
-        if profile.engine == NUMPY:
-            raise UserError(f"profile {profile.name} was measured on our own engine, not on llama.cpp")
-        if profile.engine != session.library.name:
-            raise UserError(f"profile {profile.name} was measured on {profile.engine}; this is {session.library.name}")
-        self._session = session
-        self.reference_passes, self._reference_context = llama_reference_passes(session)
-
-    def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
-        backend = self._session.backend(choice)
-        return backend.policy, backend
-
-    def run_share(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
-        assert isinstance(backend, LlamaCpp)
-        context = backend.context
-        share = context.cpu_s / (context.wall_s * self._session.threads) if context.wall_s else 1.0
-        return min(share, 1.0), backend.compared.streams
-
-    def close(self, backend: Backend) -> None:
-        assert isinstance(backend, LlamaCpp)
-        backend.context.close()
-
-    def shut_down(self) -> None:
-        self._reference_context.close()
-        self._session.close()
-
-    def recheck_cells(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
-        if self._session.library.era == "A":
-            return 0
-        backend = self._session.backend(choice, show_cells=True)
-        with backend.context:
-            drive(self._session.scenario, backend.policy, backend, Recorder(detail="requests"), None, script)
-            backend.finish()
-        return backend.compared.streams
-
-
-def _run(
-    scenario: Scenario,
-    profile: Profile,
-    choice: str | PolicyFactory,
-    runner: _RealRunner,
-    progress: Progress | None,
-    announce: Callable[[str], None] | None,
-    *,
-    first: bool,
-) -> _Run:
-    policy = build_policy(scenario, choice, cost_model(scenario, profile))
-    if announce is not None:
-        announce(policy.name)
-    driven, backend = runner.backend(policy, choice)
-    recorder = Recorder(progress, digest=True)
-    paced = PaceMeasuringBackend(backend, PaceKeeper(runner.reference_passes, _EVERY_S))
-    try:
-        with machine.measuring() as watch:
-            real, script = drive(scenario, driven, paced, recorder, None)
-            paced.keeper.tick()
-        cpu_share, compared = runner.run_share(backend, watch)
-        runner.close(backend)
-        compared += runner.recheck_cells(choice, script) if first else 0
-    except Divergence as e:
-        raise ScheduleMismatch(f"{policy.name}: {e}") from None
-    finally:
-        runner.close(backend)
-    digest, ticks, known_s = recorder.schedule_digest, paced.keeper.ticks, known_seconds(profile)
-    scale = _PaceOfSteps(PaceCurve(ticks, known_s, choose_windows([ticks], known_s)), paced.stamps)
-    predicted = _predict(scenario, profile, choice, script, real, digest, scale)
-    unscaled = _predict(scenario, profile, choice, script, real, digest, None)
-    return _Run(policy.name, real, predicted, unscaled, digest, ticks, scale.mean, cpu_share, compared)
-
-
-class _PaceOfSteps:
-    """The machine's pace at each step of a real run, for the steps of its prediction."""
-
-    def __init__(self, curve: PaceCurve, stamps: Sequence[float]):
-        """``stamps``: when each step ran, on the curve's clock."""
-        self._curve, self._stamps = curve, stamps
-        self._paced_s = self._unpaced_s = 0.0
-
-    @property
-    def mean(self) -> float:
-        """Seconds of all steps with the pace, over those without."""
-        return self._paced_s / self._unpaced_s if self._unpaced_s else 1.0
-
-    def scale(self, step: int, tokens: Sequence[int], seconds: Sequence[float]) -> list[float]:
-        """Predicted seconds of passes of so many tokens at the pace of the ``step``-th step."""
-        pace = self._curve.at([self._stamps[min(step, len(self._stamps) - 1)]] * len(tokens), tokens)
-        scaled: list[float] = (pace * np.array(seconds)).tolist()
-        self._unpaced_s += sum(seconds)
-        self._paced_s += sum(scaled)
-        return scaled
-
-
-class _PacedBackend(DelegatingBackend):
-    """Predictions at the pace that the machine had at each step of the real run."""
-
-    def __init__(self, inner: Backend, pace: _PaceOfSteps):
-        super().__init__(inner)
-        self._pace = pace
-        self._steps = 0
-
-    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """Predicted seconds of each micro-batch."""
-        seconds = super().step(step, batches)
-        self._steps += 1
-        return self._pace.scale(self._steps - 1, [batch.n_tokens for batch in batches], seconds)
-
-    def move(self, moves: Moves) -> float:
-        """Predicted seconds."""
-        return self._between_steps(super().move(moves))
-
-    def transfer(self, transfers: Sequence[Transfer]) -> float:
-        """Predicted seconds."""
-        return self._between_steps(super().transfer(transfers))
-
-    def copy(self, copies: Sequence[HostCopy]) -> float:
-        """Predicted seconds."""
-        return self._between_steps(super().copy(copies))
-
-    def _between_steps(self, seconds: float) -> float:
-        (scaled,) = self._pace.scale(self._steps, [1], [seconds])
-        return scaled
-
-
-def _predict(
-    scenario: Scenario,
-    profile: Profile,
-    choice: str | PolicyFactory,
-    script: Sequence[Turn],
-    real: Result,
-    digest: str,
-    pace: _PaceOfSteps | None,
-) -> Result:
-    """Rerun the schedule with predicted times. Raises ``ScheduleMismatch`` if it places other cells."""
-    costs = cost_model(scenario, profile)
-    policy = build_policy(scenario, choice, costs)
-    backend: Backend = SimulatedBackend(costs, policy.kernel, policy.groups)
-    if pace is None:
-        recorder = Recorder(digest=True, time_breakdown=ledger_for(scenario, policy, costs))
-    else:
-        recorder, backend = Recorder(digest=True), _PacedBackend(backend, pace)
-    result, _ = drive(scenario, policy, backend, recorder, profile, script)
-    same_bytes = result.summary["cache"]["moved_bytes"] == real.summary["cache"]["moved_bytes"]
-    if recorder.schedule_digest != digest or not same_bytes:
-        raise ScheduleMismatch(f"{policy.name}: the predicted run placed other cells than the real one")
-    return replace(result, warnings=tuple(costs.warnings()))
-
-
-def _measures(run: _Run) -> Iterator[tuple[str, str, float | None, float | None, float | None]]:
+def _measures(run: EngineRun) -> Iterator[tuple[str, str, float | None, float | None, float | None]]:
     """Rows of measure, statistic, predicted, predicted without the pace, measured."""
     results = (run.predicted, run.unscaled, run.real)
     for measure in _MEASURES:

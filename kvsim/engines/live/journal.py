@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from kvsim.engines.live.client import Answer
 from kvsim.engines.live.prompts import Prompt, Vocabulary
 from kvsim.engines.live.traffic import Exchange
 from kvsim.errors import UserError
-from workloads import Prefixes, Request, Workload
+from kvsim.experiments.traffic import InMemoryRequests
+from workloads import Request, Workload
 
 _KIND = "kvsim-journal"
 _KEPT = ("id_slot", "truncated", "stop_type", "tokens_cached", "tokens_evaluated", "tokens_predicted")
@@ -123,43 +124,19 @@ class Journal:
             raise UserError(f"{self.path}: cannot write: {e.strerror}") from None
 
 
-@dataclass(frozen=True)
-class Remaining:
-    """What is left of a workload; the first request comes at once. Sessions that lack a turn begin anew."""
+def remaining(workload: Workload, done: Collection[int]) -> InMemoryRequests:
+    """What is left of a workload; the first request comes at once. Sessions that lack a turn begin anew.
 
-    whole: Workload
-    done: frozenset[int]
-    """Requests that need not be sent again."""
-
-    @property
-    def n_requests(self) -> int:
-        """The number of requests that are left."""
-        return sum(1 for _ in self)
-
-    @property
-    def users(self) -> int | None:
-        """As of the whole."""
-        return self.whole.users
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """As of the whole."""
-        return self.whole.notes
-
-    @property
-    def prefixes(self) -> Prefixes:
-        """As of the whole."""
-        return self.whole.prefixes
-
-    def __iter__(self) -> Iterator[Request]:
-        first_s: float | None = None
-        for group in _groups(self.whole):
-            if all(request.id in self.done for request in group):
-                continue
-            if first_s is None:
-                first_s = group[0].arrival_s
-            for request in group:
-                yield request._replace(arrival_s=max(request.arrival_s - first_s, 0.0))
+    ``done``: requests that need not be sent again.
+    """
+    groups = [group for group in _groups(workload) if any(request.id not in done for request in group)]
+    first_s = groups[0][0].arrival_s if groups else 0.0
+    return InMemoryRequests(
+        tuple(r._replace(arrival_s=max(r.arrival_s - first_s, 0.0)) for group in groups for r in group),
+        users=workload.users,
+        notes=tuple(workload.notes),
+        prefixes=workload.prefixes,
+    )
 
 
 def done_requests(exchanges: dict[int, Exchange]) -> frozenset[int]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from kvsim.engines.live.address import Address
 from kvsim.engines.live.client import Client, ServerFault
-from kvsim.engines.live.journal import Head, Journal, Remaining, digest, done_requests
+from kvsim.engines.live.journal import Head, Journal, digest, done_requests, remaining
 from kvsim.engines.live.prompts import Prompts, Vocabulary
 from kvsim.engines.live.recorded_lines import Record, latencies, llama_server_records, openai_records
 from kvsim.engines.live.recorded_meta import Asking, Run, llama_server_meta, openai_meta
@@ -154,8 +154,8 @@ def _journal(
 def _send(run: Run, progress: Callable[[float], None] | None) -> None:
     """Send what is missing."""
     journal, asking = run.journal, run.asking
-    left = Remaining(run.workload, done_requests(journal.latest))
-    if not any(True for _ in left):
+    left = remaining(run.workload, done_requests(journal.latest))
+    if not left.requests:
         return
     total, before_ours = run.workload.n_requests, journal.n_ended
     first_mark = (len(journal.parts) - 1) * total if asking.log is not None else None

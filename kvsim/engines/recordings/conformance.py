@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,7 @@ class Agreement:
         if self.excused:
             found["excused"] = list(self.excused)
         if self.first is not None:
-            found["first_disagreement"] = {
-                "record": self.first.record,
-                "operation": self.first.operation,
-                "fields": list(self.first.fields),
-                "recorded": self.first.recorded,
-                "ours": self.first.ours,
-            }
+            found["first_disagreement"] = asdict(self.first)
         return found
 
 

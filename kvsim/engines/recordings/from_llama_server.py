@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from kvsim.calibration.llamacpp import SKIPPING
 from kvsim.costs.profile import MachineInfo
-from kvsim.engines.recordings.files import Record, read_lines
+from kvsim.engines.recordings.files import Record
 from kvsim.engines.recordings.llama_server import LlamaServerReplay, tokens_of
 from kvsim.engines.recordings.recorded_server import ServedRequest, ServerMeta
 from kvsim.engines.recordings.seen_steps import SeenRequest, seen_steps
@@ -22,8 +20,9 @@ from kvsim.engines.recordings.steps import (
     SentAfter,
     SteppedServer,
     as_json_key,
+    machine_of,
+    one_after_another,
     since_last,
-    until_next,
     works_of,
 )
 from kvsim.experiments.traffic import InMemoryRequests
@@ -37,19 +36,17 @@ _CLOCK_S = 0.0015
 _THREADS = ("-t", "--threads")
 
 
-def read_llama_steps(path: Path, header: Record) -> SteppedServer:
+def read_llama_server(path: Path, header: Record, records: Sequence[Record]) -> SteppedServer:
     """Read such a recording. Raises ``UserError``, ``ValueError`` and ``KeyError`` if it is none."""
-    records = [record for _, record in read_lines(path)][1:]
     requests = [record for record in records if record["type"] == "request"]
     replay = LlamaServerReplay(header)
     scenario, kernel = replay.scenario, build_policy(replay.scenario).kernel
-    said = header["server"]
+    said, model, machine = header["server"], header.get("model", {}), header.get("machine", {})
     meta = ServerMeta(
         engine="llama-server",
         version=replay.era,
-        model=str(header.get("model", {}).get("file", "unknown")),
-        device=str(header.get("machine", {}).get("cpu", "unknown processor")),
-        gpu_memory_utilization=None,
+        model=str(model.get("file", "unknown")),
+        device=str(machine.get("cpu", "unknown processor")),
         prefix_caching=True,
         max_num_seqs=scenario.server.slots,
         max_num_batched_tokens=scenario.n_batch,
@@ -62,12 +59,10 @@ def read_llama_steps(path: Path, header: Record) -> SteppedServer:
         steps = _steps(replay, records, kernel)
     else:
         steps = seen_steps([_seen(record) for record in requests if record.get("token_s")], scenario)
-    machine = header.get("machine", {})
-    same_server = as_json_key(
-        [replay.era, header.get("model", {}), machine.get("cpu"), machine.get("cores"), _threads(header)]
-        + [said.get(key) for key in ("kv_type_k", "kv_type_v")]
-    )
+    server = [replay.era, model, machine.get("cpu"), machine.get("cores"), _threads(header)]
+    same_server = as_json_key(*server, said.get("kv_type_k"), said.get("kv_type_v"))
     attention = said.get("flash_attn_resolved", said.get("flash_attn", "unknown"))
+    front_end = _front_end(records, steps if recorded else ())
     return SteppedServer(
         path,
         meta,
@@ -75,15 +70,12 @@ def read_llama_steps(path: Path, header: Record) -> SteppedServer:
         (),
         scenario=scenario,
         workload=_workload(records, header.get("body", {})),
-        clients=RecordedClients(
-            _after(requests), _front_end(records, steps if recorded else ()), _begun_after(records)
-        ),
+        clients=RecordedClients(_after(requests), front_end, _begun_after(records)),
         steps=steps,
         seen=not recorded,
         kernel=kernel,
-        skips=kernel in SKIPPING,
         machine=_machine(header),
-        same_costs=as_json_key([same_server, attention, said.get("n_ubatch")]),
+        same_costs=as_json_key(same_server, attention, said.get("n_ubatch")),
         same_server=same_server,
         same_settings=as_json_key(header["flags"]),
         settings=" ".join(map(str, header["flags"])) or "its defaults",
@@ -101,28 +93,22 @@ def _threads(header: Record) -> int:
 
 def _machine(header: Record) -> MachineInfo:
     machine = header.get("machine", {})
-    own = float(header.get("server_cpu_s", 1.0)) + float(header.get("client_cpu_s", 0.0))
-    other = float(header.get("other_cpu_s", 0.0))
-    return MachineInfo(
-        processor=str(machine.get("cpu", "unknown processor")),
-        cores=int(machine.get("cores", 1)),
-        blas="",
-        threads=_threads(header),
+    return machine_of(
+        machine.get("cpu", "unknown processor"),
+        machine.get("cores", 1),
+        _threads(header),
+        own_s=float(header.get("server_cpu_s", 1.0)) + float(header.get("client_cpu_s", 0.0)),
+        other_s=float(header.get("other_cpu_s", 0.0)),
         system=str(machine.get("system", "")),
-        python="",
-        numpy="",
         load_before=float(header.get("load_before", 0.0)),
-        load_after=0.0,
-        cpu_share=own / (own + other) if own + other > 0 else 1.0,
     )
 
 
 def _served(record: Record) -> ServedRequest:
     prompt = tuple((str(source), int(start), int(n)) for source, start, n in record["prompt"])
     tokens = record["token_s"]
-    return ServedRequest(
-        str(record["id"]), AskedRequest(record["send_s"], prompt, len(tokens)), None, tokens[0], tokens[-1], None
-    )
+    asked = AskedRequest(record["send_s"], prompt, len(tokens))
+    return ServedRequest(str(record["id"]), asked, None, tokens[0], tokens[-1], None)
 
 
 def _workload(records: Sequence[Record], defaults: Record) -> InMemoryRequests:
@@ -191,27 +177,23 @@ def _begun_after(records: Sequence[Record]) -> dict[int, float]:
 def _seen(record: Record) -> SeenRequest:
     result = record.get("result", {})
     prompt_s = result["prompt_ms"] / 1e3 if "prompt_ms" in result else None
-    cached = result.get("cache_n", 0)
     tokens = sum(n for _, _, n in record["prompt"])
-    return SeenRequest(tokens, cached, record["send_s"], record["token_s"], result.get("id_slot"), prompt_s)
+    cached, slot = result.get("cache_n", 0), result.get("id_slot")
+    return SeenRequest(tokens, cached, record["send_s"], record["token_s"], slot, prompt_s)
 
 
 def _steps(replay: LlamaServerReplay, records: Sequence[Record], kernel: Kernel) -> tuple[MeasuredStep, ...]:
     """The steps that found room, with the passes that our policy makes of them."""
     (group,) = build_policy(replay.scenario).groups
-    placed: list[tuple[Record, Any]] = []
+    placed: list[MeasuredStep] = []
     idle: list[bool] = []
     for record in records:
         replay.perform(record)
         if record["type"] == "step" and record["ok"]:
-            placed.append((record, works_of(kernel, replay.placed, group, skips=kernel in SKIPPING)))
+            start_s, took_s = float(record["t"]), float(record["s"])
+            works = works_of(kernel, group, replay.placed)
+            placed.append(MeasuredStep(start_s, took_s, start_s + took_s, works))
             idle.append(False)
         elif record["type"] == "event" and record["kind"] == "idle" and idle:
             idle[-1] = True
-    starts = [float(record["t"]) for record, _ in placed]
-    seconds = until_next(starts, [float(record["s"]) for record, _ in placed], idle)
-    return tuple(
-        MeasuredStep(start, took, start + record["s"], works)
-        for start, took, (record, works) in zip(starts, seconds, placed, strict=True)
-        if works
-    )
+    return tuple(step for step in one_after_another(placed, idle) if step.works)

@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvsim.costs.profile import MachineInfo
-from kvsim.engines.recordings.files import Record, read_lines
+from kvsim.engines.recordings.files import Record
 from kvsim.engines.recordings.recorded_server import ServedRequest, ServerMeta, ServerSecond
 from kvsim.engines.recordings.seen_steps import SeenRequest, seen_steps
 from kvsim.engines.recordings.server_flags import flag_value
@@ -20,16 +19,18 @@ from kvsim.engines.recordings.steps import (
     SentAfter,
     SteppedServer,
     as_json_key,
+    machine_of,
+    one_after_another,
+    overlapping,
     since_last,
-    until_next,
     works_of,
 )
-from kvsim.engines.recordings.vllm_scenario import vllm_behaviour
+from kvsim.engines.recordings.vllm_scenario import VllmLimits, vllm_behaviour, vllm_scenario
 from kvsim.engines.recordings.vllm_scheduler import ServerReplay
-from kvsim.errors import UserError, counted
+from kvsim.errors import counted
 from kvsim.experiments.traffic import InMemoryRequests
 from kvsim.model.engine_versions import PRESENT
-from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.run import build_policy
 from policies import Group, Kernel
 from workloads import Request, Segment
@@ -42,15 +43,13 @@ _SEQUENCES = 256
 _WAITS = ("mode", "async_scheduling")
 
 
-def read_vllm_steps(path: Path, header: Record) -> SteppedServer:
+def read_vllm(path: Path, header: Record, records: Sequence[Record]) -> SteppedServer:
     """Read such a recording. Raises ``UserError``, ``ValueError`` and ``KeyError`` if it is none."""
-    records = [record for _, record in read_lines(path)][1:]
     requests = [record for record in records if record["type"] == "request"]
     engine, assumed = completed(header)
     version = str(header.get("vllm") or PRESENT["vLLM"].version)
     header = {**header, "engine": engine, "vllm": version}
-    asynchronous = bool(engine.get("async_scheduling", False))
-    scenario = _scenario(header, path)
+    scenario = _scenario(engine, version)
     meta = ServerMeta(
         engine="vllm",
         version=version,
@@ -59,7 +58,6 @@ def read_vllm_steps(path: Path, header: Record) -> SteppedServer:
         dtype=engine.get("dtype"),
         block_size=engine["block_size"],
         num_gpu_blocks=engine["num_blocks"],
-        gpu_memory_utilization=None,
         prefix_caching=engine["prefix_caching"],
         max_num_seqs=engine["max_num_seqs"],
         max_num_batched_tokens=engine["max_num_batched_tokens"],
@@ -67,12 +65,14 @@ def read_vllm_steps(path: Path, header: Record) -> SteppedServer:
         clock="client",
         requests=max(1, len(requests)),
     )
+    cores, machine = int(header.get("cores", 1)), header.get("machine", {})
     same_server = as_json_key(
-        ["vllm", header["vllm"], header.get("shape"), engine.get("dtype"), header.get("cpu"), header.get("cores")]
+        "vllm", version, header.get("shape"), engine.get("dtype"), header.get("cpu"), header.get("cores")
     )
     recorded = any(record["type"] == "step" for record in records)
     if recorded:
-        steps = _steps(header, records, _group(scenario), asynchronous=asynchronous)
+        (group,) = build_policy(scenario).groups
+        steps = _steps(header, records, group)
     else:
         steps = seen_steps([_seen(record) for record in requests if record.get("tok")], scenario)
     return SteppedServer(
@@ -86,11 +86,18 @@ def read_vllm_steps(path: Path, header: Record) -> SteppedServer:
         steps=steps,
         seen=not recorded,
         kernel=_KERNEL,
-        skips=False,
-        machine=_machine(header),
-        same_costs=as_json_key([same_server, [engine.get(key) for key in _WAITS]]),
+        machine=machine_of(
+            meta.device,
+            cores,
+            cores,
+            machine.get("own_s", 1.0),
+            machine.get("other_s", 0.0),
+            python=str(header.get("python", "")),
+            load_before=float(machine.get("load_before", 0.0)),
+        ),
+        same_costs=as_json_key(same_server, [engine.get(key) for key in _WAITS]),
         same_server=same_server,
-        same_settings=as_json_key([engine, header.get("flags", ())]),
+        same_settings=as_json_key(engine, header.get("flags", ())),
         settings=" ".join(map(str, header.get("flags", ()))) or str(header.get("group", "its defaults")),
         assumed=(*header.get("assumed", ()), *assumed),
     )
@@ -128,46 +135,15 @@ def completed(header: Record) -> tuple[Record, tuple[str, ...]]:
     return engine, tuple(assumed)
 
 
-def _scenario(header: Record, path: Path) -> Scenario:
-    engine = header["engine"]
-    try:
-        behaviour = vllm_behaviour(header["vllm"])
-    except UserError as e:
-        raise UserError(f"{path}: {e}") from None
-    order = {"policy": "vllm"} if behaviour.plain_first else {"policy": "paged", "free_order": "0.22.1"}
-    cells = engine["num_blocks"] * engine["block_size"]
-    server = {
-        "scheduler": "vllm",
-        "slots": engine["max_num_seqs"],
-        "n_batch": engine["max_num_batched_tokens"],
-        "slot_context": min(engine["max_model_len"], cells),
-        "reserve_full": engine.get("scheduler_reserve_full_isl", behaviour.reserve_full),
-        "async_scheduling": bool(engine.get("async_scheduling", False)),
-    }
-    cache = {**order, "cells": cells, "block_size": engine["block_size"], "prefix_cache": engine["prefix_caching"]}
-    return load_scenario({"name": "recorded", "server": server, "cache": cache})
-
-
-def _group(scenario: Scenario) -> Group:
-    (group,) = build_policy(scenario).groups
-    return group
-
-
-def _machine(header: Record) -> MachineInfo:
-    machine = header.get("machine", {})
-    own, other = machine.get("own_s", 1.0), machine.get("other_s", 0.0)
-    return MachineInfo(
-        processor=str(header.get("cpu", "unknown processor")),
-        cores=int(header.get("cores", 1)),
-        blas="",
-        threads=int(header.get("cores", 1)),
-        system="",
-        python=str(header.get("python", "")),
-        numpy="",
-        load_before=float(machine.get("load_before", 0.0)),
-        load_after=0.0,
-        cpu_share=own / (own + other) if own + other > 0 else 1.0,
+def _scenario(engine: Record, version: str) -> Scenario:
+    usual = vllm_behaviour(version)
+    behaviour = usual._replace(
+        async_scheduling=bool(engine.get("async_scheduling", False)),
+        reserve_full=engine.get("scheduler_reserve_full_isl", usual.reserve_full),
     )
+    keys = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks")
+    limits = VllmLimits(*(engine[key] for key in keys))
+    return vllm_scenario(behaviour, limits, prefix_cache=engine["prefix_caching"], cache={})
 
 
 def _served(record: Record) -> ServedRequest:
@@ -183,14 +159,20 @@ def _served(record: Record) -> ServedRequest:
 def _workload(requests: list[Record]) -> InMemoryRequests:
     texts: dict[str, int] = {}
     by_number = {record["r"]: record for record in requests}
-
-    def make(number: int, **more: Any) -> Request:
-        record = by_number[number]
+    found = []
+    for record in sorted(requests, key=lambda record: (record["sent"], record["r"])):
+        record = by_number[record["r"]]
         content = tuple(_segment(source, start, n, texts, by_number) for source, start, n in record["prompt"])
-        return Request(number, prompt_tokens=record["n_prompt"], output_tokens=record["n_out"], content=content, **more)
+        number, sent_s = record["r"], record["sent"] / 1e3
+        found.append(Request(number, sent_s, record["n_prompt"], record["n_out"], content=content))
+    return InMemoryRequests(tuple(found))
 
-    ordered = sorted(requests, key=lambda record: (record["sent"], record["r"]))
-    return InMemoryRequests(tuple(make(r["r"], arrival_s=r["sent"] / 1e3) for r in ordered))
+
+def _segment(source: Any, start: int, n: int, texts: dict[str, int], requests: Mapping[int, Record]) -> Segment:
+    if isinstance(source, str) and source.startswith("out:"):
+        earlier = int(source.removeprefix("out:"))
+        return Segment(answer_of(earlier, requests[earlier]["n_out"]).source, start, n)
+    return Segment(texts.setdefault(str(source), len(texts)), start, n)
 
 
 def _after(header: Record, requests: list[Record]) -> dict[int, SentAfter]:
@@ -220,57 +202,30 @@ def _front_end(requests: list[Record], steps: Sequence[MeasuredStep]) -> FrontEn
     return FrontEnd(there[len(there) // 10] / 1e3, median(back) if back else 0.0)
 
 
-def _segment(source: Any, start: int, n: int, texts: dict[str, int], requests: Mapping[int, Record]) -> Segment:
-    if isinstance(source, str) and source.startswith("out:"):
-        earlier = int(source.removeprefix("out:"))
-        return Segment(answer_of(earlier, requests[earlier]["n_out"]).source, start, n)
-    return Segment(texts.setdefault(str(source), len(texts)), start, n)
-
-
 def _seen(record: Record) -> SeenRequest:
     times = [at / 1e3 for at in record["tok"]]
     return SeenRequest(record["n_prompt"], record.get("hit", 0), record["sent"] / 1e3, times)
 
 
-def _steps(header: Record, records: list[Record], group: Group, *, asynchronous: bool) -> tuple[MeasuredStep, ...]:
+def _steps(header: Record, records: Sequence[Record], group: Group) -> tuple[MeasuredStep, ...]:
     """The steps that computed something, with the passes that our scheduler and policy make of them."""
     replay = ServerReplay(header)
-    placed = []
+    placed: list[MeasuredStep] = []
+    idle: list[bool] = []
     for record in records:
         replay.perform(record)
-        works = works_of(_KERNEL, replay.placed, group, skips=False) if record["type"] == "step" else ()
+        works = works_of(_KERNEL, group, replay.placed) if record["type"] == "step" else ()
         if works and record["n"]:
-            placed.append((record, works))
-    if asynchronous:
-        return _overlapping(placed)
-    starts = [record["t"] / 1e3 for record, _ in placed]
-    own = [(record["sched"] + record["exec"] + record["upd"]) / 1e3 for record, _ in placed]
-    idle = [record["run"][1] == len(record.get("fin", ())) and record["wait"][1] == 0 for record, _ in placed]
-    seconds = until_next(starts, own, idle)
-    return tuple(
-        MeasuredStep(start, took, _output_s(record), works)
-        for start, took, (record, works) in zip(starts, seconds, placed, strict=True)
-    )
+            computed_ms = record["sched"] + record["exec"]
+            output_s = float(record["t"] + record["sched"] + record["exec"]) / 1e3
+            placed.append(MeasuredStep(record["t"] / 1e3, (computed_ms + record["upd"]) / 1e3, output_s, works))
+            idle.append(record["run"][1] == len(record.get("fin", ())) and record["wait"][1] == 0)
+    if header["engine"].get("async_scheduling"):
+        return overlapping(placed)
+    return one_after_another(placed, idle)
 
 
-def _output_s(record: Record) -> float:
-    """When the model's output was back."""
-    return float(record["t"] + record["sched"] + record["exec"]) / 1e3
-
-
-def _overlapping(placed: list[Any]) -> tuple[MeasuredStep, ...]:
-    """Steps of which one is scheduled while another runs: a step takes from the output before it to its own."""
-    found = []
-    before_s = 0.0
-    for record, works in placed:
-        ended_s = _output_s(record)
-        began_s = max(before_s, record["t"] / 1e3)
-        found.append(MeasuredStep(began_s, ended_s - began_s, ended_s, works))
-        before_s = ended_s
-    return tuple(found)
-
-
-def _seconds(records: list[Record]) -> tuple[ServerSecond, ...]:
+def _seconds(records: Sequence[Record]) -> tuple[ServerSecond, ...]:
     """Requests running and waiting, second by second: as the last step before had them."""
     found: list[ServerSecond] = []
     for record in records:

@@ -29,18 +29,13 @@ class Ranking:
 
     @property
     def tau(self) -> float | None:
-        """Kendall's tau between the measured and the predicted order; None if it is not defined."""
-        tau = float(kendalltau(self.table["measured"], self.table["predicted"]).statistic)
-        return None if tau != tau else tau
+        """See ``kendalls_tau``."""
+        return kendalls_tau(self.table)
 
     @property
     def wrong(self) -> int:
-        """Pairs ranked otherwise than measured, although they differ by more than the server's own spread."""
-        rows = list(self.table[["measured", "predicted", "spread"]].itertuples(index=False, name=None))
-        return sum(
-            (a[0] - b[0]) * (a[1] - b[1]) < 0 and abs(a[0] - b[0]) > a[2] * a[0] + b[2] * b[0]
-            for a, b in combinations(rows, 2)
-        )
+        """See ``ranked_wrong``."""
+        return ranked_wrong(self.table)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
@@ -50,6 +45,18 @@ class Ranking:
             "pairs_ranked_wrong": self.wrong,
             "settings": self.table.to_dict("records"),
         }
+
+
+def kendalls_tau(table: pd.DataFrame) -> float | None:
+    """Kendall's tau between the measured and the predicted order of a table's rows; None if it is not defined."""
+    tau = float(kendalltau(table["predicted"], table["measured"]).statistic)
+    return None if tau != tau else tau
+
+
+def ranked_wrong(table: pd.DataFrame) -> int:
+    """Pairs of rows ranked otherwise than measured, although they differ by more than their spreads (relative)."""
+    rows = zip(table["predicted"], table["measured"], table["measured"] * table["spread"], strict=True)
+    return sum((a[0] - b[0]) * (a[1] - b[1]) < 0 and abs(a[1] - b[1]) > a[2] + b[2] for a, b in combinations(rows, 2))
 
 
 def rankings(runs: Sequence[tuple[SteppedServer, pd.DataFrame]]) -> tuple[Ranking, ...]:

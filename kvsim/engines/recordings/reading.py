@@ -7,15 +7,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kvsim.engines.recordings.files import read_lines
-from kvsim.engines.recordings.from_llama_server import read_llama_steps
-from kvsim.engines.recordings.from_vllm import read_vllm_steps
+from kvsim.engines.recordings.files import NOT_A_RECORD, read_lines
+from kvsim.engines.recordings.from_llama_server import read_llama_server
+from kvsim.engines.recordings.from_vllm import read_vllm
 from kvsim.engines.recordings.recorded_server import RecordedServer, read_recorded_server
 from kvsim.engines.recordings.steps import LONGEST_S, SteppedServer
 from kvsim.errors import UserError
-from policies import Unsupported
-
-_NOT_A_RECORD = (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, ValueError, Unsupported)
 
 
 def read_recording(path: str | Path) -> RecordedServer:
@@ -34,7 +31,8 @@ def read_recording(path: str | Path) -> RecordedServer:
         raise UntimedError(f"{path}: its times mean nothing (timed is false); kvsim conform compares its decisions")
     try:
         is_vllm = isinstance(header.get("engine"), dict)
-        found = read_vllm_steps(path, header) if is_vllm else read_llama_steps(path, header)
+        records = [record for _, record in read_lines(path)][1:]
+        found = (read_vllm if is_vllm else read_llama_server)(path, header, records)
     except UserError as e:
         said = str(e).partition("\n")[0]  # A scenario names all of its faults.
         raise UserError(said if said.startswith(str(path)) else f"{path}: {said}") from None
@@ -42,7 +40,7 @@ def read_recording(path: str | Path) -> RecordedServer:
         fault = e.errors()[0]
         where = ".".join(map(str, fault["loc"]))
         raise UserError(f"{path}: not a recording of vLLM or llama-server ({where}: {fault['msg']})") from None
-    except _NOT_A_RECORD as e:
+    except NOT_A_RECORD as e:
         said = str(e).partition("\n")[0]
         raise UserError(f"{path}: not a recording of vLLM or llama-server ({type(e).__name__}: {said})") from None
     _check(found)

@@ -46,7 +46,7 @@ class ServerMeta(BaseModel):
     """Tokens in a block."""
     num_gpu_blocks: PositiveInt | None = None
     """Blocks, the null block included; None if that was not noted."""
-    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     prefix_caching: bool
     max_num_seqs: PositiveInt | None
     """The most requests that run at the same time; None: vLLM's default on the device, as in the next."""
@@ -104,6 +104,10 @@ class RecordedServer:
     def name(self) -> str:
         """The name of the file up to the ending ``.jsonl``."""
         return self.path.name.split(".jsonl")[0] or self.path.stem
+
+    def id_of(self, number: int) -> str:
+        """The id of a request by its number in a simulation."""
+        return self.requests[number].id
 
     @property
     def preemptions(self) -> int | None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvsim.engines.recordings.files import Record
-from policies import Chunk, HostCopy, MicroBatch, Moves, Transfer
-from policies.placement.rule import PassReads
+from kvsim.simulation.backend import PassByPass
+from policies import MicroBatch
 from workloads import Request
 
 State = dict[str, Any]
@@ -37,11 +37,10 @@ class Replay(ABC):
         """The part of a record that says what was done."""
 
 
-class ZeroTimeBackend:
+class ZeroTimeBackend(PassByPass):
     """A backend on which everything takes zero time: what counts is what is decided."""
 
     wants_views = False
-    price = None
 
     def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
         """Do nothing."""
@@ -49,22 +48,8 @@ class ZeroTimeBackend:
     def discard(self, seq: int, start: int, stop: int) -> None:
         """Do nothing."""
 
-    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """Return zero seconds."""
-        return [0.0] * len(batches)
-
-    def before_pass(self, work: PassReads) -> float:
-        """Return zero seconds."""
+    def forward(self, batch: object) -> float:
+        """Zero seconds, as for whatever else is asked."""
         return 0.0
 
-    def move(self, moves: Moves) -> float:
-        """Return zero seconds."""
-        return 0.0
-
-    def transfer(self, transfers: Sequence[Transfer]) -> float:
-        """Return zero seconds."""
-        return 0.0
-
-    def copy(self, copies: Sequence[HostCopy]) -> float:
-        """Return zero seconds."""
-        return 0.0
+    move = transfer = copy = forward

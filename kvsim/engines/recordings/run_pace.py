@@ -6,6 +6,7 @@ step tells the pace; those between are what a prediction at this pace is held ag
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from kvsim.calibration.pace import AS_GOOD, WINDOWS_S, clipped, left_out_error, 
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.tables import FloatArray
-from kvsim.engines.recordings.steps import MeasuredStep, SteppedServer, that_tell
+from kvsim.engines.recordings.steps import MeasuredStep, SteppedServer, fitting_half
 from kvsim.simulation.backend import Backend, DelegatingBackend
 from policies import Chunk, HostCopy, MicroBatch, Moves, Transfer
 from policies.placement.rule import PassReads
@@ -35,8 +36,8 @@ class StepTimes:
     """At the profile's own pace."""
     mixed: np.ndarray
     """Whether a step has a prompt; bool of shape (steps,)."""
-    tells: np.ndarray
-    """Whether a step tells the pace; bool of shape (steps,)."""
+    fitting: np.ndarray
+    """Whether the pace may be fitted to a step; bool of shape (steps,)."""
 
 
 def step_times(recording: SteppedServer, costs: CostModel) -> StepTimes:
@@ -50,7 +51,7 @@ def step_times(recording: SteppedServer, costs: CostModel) -> StepTimes:
         np.array([step.seconds for step in steps]),
         np.array([_priced(price, step) + step.by_client * beside_s for step in steps]),
         mixed,
-        np.array(that_tell(steps), dtype=bool),
+        np.array(fitting_half(steps), dtype=bool),
     )
 
 
@@ -62,7 +63,7 @@ class RunPace:
     """The pace of one run: measured over predicted seconds, smoothed over time, and of prompts beside that."""
 
     def __init__(self, times: StepTimes):
-        decodes = times.tells & ~times.mixed
+        decodes = times.fitting & ~times.mixed
         logs = np.log(times.measured_s / times.predicted_s)
         self._at = times.start_s[decodes]
         self._level = clipped(logs[decodes])
@@ -70,7 +71,7 @@ class RunPace:
         # Of windows that predict about as well, the widest adds least noise.
         good = [w for w, e in zip(WINDOWS_S, errors, strict=True) if e <= AS_GOOD * min(errors)]
         self.window_s = max(good[-1], LEAST_WINDOW_S)
-        prompts = times.tells & times.mixed
+        prompts = times.fitting & times.mixed
         beyond = logs[prompts] - self._logs_at(times.start_s[prompts])
         self._prompts = float(np.median(beyond)) if len(beyond) else 0.0
 
@@ -89,7 +90,7 @@ def step_errors(times: StepTimes, pace: RunPace | None) -> pd.DataFrame:
     Columns kind (all, decode, mixed), steps, error (median of predicted / measured - 1), at_pace (the same at the run's
     pace), spread and spread_at_pace (medians of the errors without their signs).
     """
-    judged = ~times.tells
+    judged = ~times.fitting
     alone = times.predicted_s / times.measured_s - 1
     paced = alone if pace is None else times.predicted_s * pace.at(times.start_s, times.mixed) / times.measured_s - 1
     rows = []
@@ -111,38 +112,46 @@ def step_table(times: StepTimes, pace: RunPace) -> pd.DataFrame:
         {
             "t": times.start_s,
             "mixed": times.mixed,
-            "compared": ~times.tells,
+            "compared": ~times.fitting,
             "took": times.measured_s / times.predicted_s,
             "pace": pace.at(times.start_s, np.zeros(len(times.start_s), dtype=bool)),
         }
     )
 
 
-class PacedServer(DelegatingBackend):
-    """Predictions at the pace that the machine had at the time."""
+class PacedBackend(DelegatingBackend, ABC):
+    """Another backend's predictions, at a machine's pace."""
+
+    @abstractmethod
+    def _paced(self, batches: Sequence[MicroBatch], seconds: Sequence[float]) -> list[float]:
+        """The predicted seconds of micro-batches, or without these of what is done between steps, at the pace."""
+
+    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
+        """Seconds of each micro-batch."""
+        return self._paced(batches, super().step(step, batches))
+
+    def move(self, moves: Moves) -> float:
+        """Seconds of the moves."""
+        return self._paced((), [super().move(moves)])[0]
+
+    def transfer(self, transfers: Sequence[Transfer]) -> float:
+        """Seconds of the transfers."""
+        return self._paced((), [super().transfer(transfers)])[0]
+
+    def copy(self, copies: Sequence[HostCopy]) -> float:
+        """Seconds of the copies."""
+        return self._paced((), [super().copy(copies)])[0]
+
+
+class PacedServer(PacedBackend):
+    """Predictions at the pace that the machine of a recording had at the time."""
 
     def __init__(self, inner: Backend, pace: RunPace, clock: Callable[[], float]):
         """``clock``: seconds since the start of the recording."""
         super().__init__(inner)
         self._pace, self._clock = pace, clock
 
-    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """Predicted seconds of each micro-batch."""
+    def _paced(self, batches: Sequence[MicroBatch], seconds: Sequence[float]) -> list[float]:
         mixed = any(batch.n_tokens > len(batch.chunks) for batch in batches)
-        pace = self._now(mixed=mixed)
-        return [pace * seconds for seconds in super().step(step, batches)]
-
-    def move(self, moves: Moves) -> float:
-        """Predicted seconds."""
-        return self._now() * super().move(moves)
-
-    def transfer(self, transfers: Sequence[Transfer]) -> float:
-        """Predicted seconds."""
-        return self._now() * super().transfer(transfers)
-
-    def copy(self, copies: Sequence[HostCopy]) -> float:
-        """Predicted seconds."""
-        return self._now() * super().copy(copies)
-
-    def _now(self, *, mixed: bool = False) -> float:
-        return float(self._pace.at([self._clock()], [mixed])[0])
+        pace = float(self._pace.at([self._clock()], [mixed])[0])
+        return [pace * each for each in seconds]

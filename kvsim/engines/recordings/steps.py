@@ -1,15 +1,17 @@
-"""Recordings that show each step of a server: what is common to those of llama-server and of vLLM."""
+"""Recorded servers of which steps are known: what they did, how long they took, and the clients that asked."""
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import simpy
 
+from kvsim.calibration.llamacpp import SKIPPING
 from kvsim.costs.pass_layout import Sample, Work, regime_of, work_of
 from kvsim.costs.profile import MachineInfo, Regime
 from kvsim.engines.recordings.recorded_server import RecordedServer
@@ -41,11 +43,6 @@ class MeasuredStep:
         return "mixed" if any(regime_of(work) == "mixed" for work in self.works) else "decode"
 
 
-def works_of(kernel: Kernel, batches: Sequence[MicroBatch], group: Group, *, skips: bool) -> tuple[Work, ...]:
-    """What the passes of a step do; ``skips``: see ``Attention.skips``."""
-    return tuple(work_of(kernel, batch, group, skips) for batch in batches)
-
-
 @dataclass(frozen=True)
 class SteppedServer(RecordedServer):
     """A recording with each step: besides what was asked, what the server was and did."""
@@ -60,8 +57,6 @@ class SteppedServer(RecordedServer):
     seen: bool = field(kw_only=True)
     """Whether the steps are those that clients saw, and not all; else they are the server's own."""
     kernel: Kernel = field(kw_only=True)
-    skips: bool = field(kw_only=True)
-    """See ``Attention.skips``."""
     machine: MachineInfo = field(kw_only=True)
     same_costs: Hashable = field(kw_only=True)
     """Equal for recordings whose steps cost the same: engine, model, machine, and what of the settings matters."""
@@ -79,23 +74,38 @@ class SteppedServer(RecordedServer):
         own = self.scenario.model
         return own.name if "name" in own.model_fields_set else self.meta.model
 
-    def samples(self, origin: int = 0) -> list[Sample]:
-        """Its steps for a fit; ``SAMPLES_OF_ORIGIN`` consecutive steps have an origin, numbered from ``origin``."""
+    @property
+    def skips(self) -> bool:
+        """See ``Attention.skips``."""
+        return self.kernel in SKIPPING
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Its steps for a fit; ``SAMPLES_OF_ORIGIN`` consecutive steps have an origin."""
         return [
             Sample(
                 **dict(step.works[0]),
                 kernel=self.kernel,
                 further=step.works[1:],
                 seconds=step.seconds,
-                origin=origin + i // SAMPLES_OF_ORIGIN,
+                origin=i // SAMPLES_OF_ORIGIN,
                 mixed=True,
             )
             for i, step in enumerate(self.steps)
         ]
 
+    def id_of(self, number: int) -> str:
+        """The id of a simulated request."""
+        return str(number)
 
-def that_tell(steps: Sequence[MeasuredStep]) -> list[bool]:
-    """Which steps something may be learnt from: every other one of each regime. The others are for judging it."""
+
+def works_of(kernel: Kernel, group: Group, batches: Sequence[MicroBatch]) -> tuple[Work, ...]:
+    """What the passes of a step do."""
+    return tuple(work_of(kernel, batch, group, kernel in SKIPPING) for batch in batches)
+
+
+def fitting_half(steps: Sequence[MeasuredStep]) -> list[bool]:
+    """Which steps profile and pace may be fitted to: every other one of each regime. The others are for judging."""
     seen = {"decode": 0, "mixed": 0}
     found = []
     for step in steps:
@@ -111,23 +121,33 @@ SAMPLES_OF_ORIGIN = 20
 """Steps that are held out, or drawn again, together: a machine is fast or slow for a while."""
 
 
-def until_next(starts: Sequence[float], own: Sequence[float], idle_after: Sequence[bool]) -> list[float]:
-    """Seconds of each step until the next could begin.
+def one_after_another(steps: Sequence[MeasuredStep], idle_after: Sequence[bool]) -> tuple[MeasuredStep, ...]:
+    """Steps that last until the next could begin, made of steps with their own seconds.
 
-    ``own``: seconds of the steps by themselves; after a step behind which the server fell idle, what comes between two
-    steps is taken to be as long as it is in the median elsewhere.
+    After a step behind which the server fell idle, what comes between two steps is taken to be as long as it is in the
+    median elsewhere.
     """
+    gaps = [after.start_s - step.start_s for step, after in pairwise(steps)]
     between = [
-        max(0.0, following - start - seconds)
-        for start, following, seconds, idle in zip(starts, starts[1:], own, idle_after, strict=False)
-        if not idle
+        max(0.0, gap - step.seconds) for step, gap, idle in zip(steps, gaps, idle_after, strict=False) if not idle
     ]
     usual = sorted(between)[len(between) // 2] if between else 0.0
     found = []
-    for i, (start, seconds) in enumerate(zip(starts, own, strict=True)):
-        last = i + 1 == len(starts) or idle_after[i]
-        found.append(seconds + usual if last else max(seconds, starts[i + 1] - start))
-    return found
+    for i, (step, idle) in enumerate(zip(steps, idle_after, strict=True)):
+        last = idle or i + 1 == len(steps)
+        found.append(replace(step, seconds=step.seconds + usual if last else max(step.seconds, gaps[i])))
+    return tuple(found)
+
+
+def overlapping(steps: Iterable[MeasuredStep]) -> tuple[MeasuredStep, ...]:
+    """Steps of which one is scheduled while another runs: a step lasts from the output before it to its own."""
+    found = []
+    before_s = 0.0
+    for step in steps:
+        began_s = max(before_s, step.start_s)
+        found.append(replace(step, start_s=began_s, seconds=step.output_s - began_s))
+        before_s = step.output_s
+    return tuple(found)
 
 
 def since_last(at_s: float, steps: Sequence[MeasuredStep]) -> float:
@@ -195,6 +215,16 @@ class RecordedClients:
         ended[request.id].succeed()
 
 
-def as_json_key(value: Any) -> str:
+def as_json_key(*values: Any) -> str:
     """A text that is equal for equal JSON values."""
-    return json.dumps(value, sort_keys=True)
+    return json.dumps(values, sort_keys=True)
+
+
+def machine_of(
+    processor: object, cores: object, threads: int, own_s: float, other_s: float, **known: Any
+) -> MachineInfo:
+    """The machine of a recorded server; ``own_s``, ``other_s``: processor seconds of the recording and of others."""
+    usual = {"blas": "", "system": "", "python": "", "numpy": "", "load_before": 0.0, "load_after": 0.0}
+    share = own_s / (own_s + other_s) if own_s + other_s > 0 else 1.0
+    told = {"processor": str(processor), "cores": int(str(cores)), "threads": threads, "cpu_share": share}
+    return MachineInfo(**{**usual, **known, **told})

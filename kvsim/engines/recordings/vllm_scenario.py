@@ -1,9 +1,8 @@
-"""The scenario that serves what a recorded server was asked, as that server would have."""
+"""The scenario of a recorded vLLM: what its version does, and the limits that it said or must have had."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvsim.costs.devices import recorded_device
@@ -31,24 +30,26 @@ class VllmBehaviour(NamedTuple):
     reserve_full: bool
     plain_first: bool
 
+    def __str__(self) -> str:
+        steps = "steps are composed one ahead" if self.async_scheduling else "steps are composed one by one"
+        fits = "its whole prompt fits" if self.reserve_full else "the first chunk of its prompt fits"
+        order = "blocks are handed out in the order of their release"
+        if self.plain_first:
+            order = "blocks that hold nothing of use are handed out first"
+        return f"{steps}; a request starts where {fits}; {order}"
 
-class _Limits(NamedTuple):
-    """The most that runs at once."""
+
+class VllmLimits(NamedTuple):
+    """The most that runs at once, and the cache."""
 
     sequences: int
     tokens: int
     """Tokens in a step."""
     context: int
     """Tokens of a sequence."""
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A recorded server's traffic on our simulator."""
-
-    scenario: Scenario
-    assumed: tuple[str, ...]
-    """What the recording does not say, one line each."""
+    block_size: int
+    blocks: int
+    """The null block included."""
 
 
 def vllm_behaviour(version: str) -> VllmBehaviour:
@@ -62,12 +63,35 @@ def vllm_behaviour(version: str) -> VllmBehaviour:
     )
 
 
-def replay(recording: RecordedServer, profile: Profile, name: str | None = None) -> Replay:
-    """Make the scenario of a recording. Raises ``UserError`` where the recording lacks what cannot be assumed.
+def vllm_scenario(
+    behaviour: VllmBehaviour, limits: VllmLimits, *, prefix_cache: bool, cache: dict[str, Any], **sections: Any
+) -> Scenario:
+    """The scenario of a server with these limits; ``cache`` and ``sections``: what else is known.
 
     The policy is ``vllm`` or, for versions with another order of free blocks, ``paged`` with that order. vLLM's number
-    of blocks includes the null block, and so do the cells of these policies. ``name``: where the profile can be loaded
-    from, if anywhere.
+    of blocks includes the null block, and so do the cells of these policies.
+    """
+    order = {"policy": "vllm"} if behaviour.plain_first else {"policy": "paged", "free_order": "0.22.1"}
+    cells = limits.blocks * limits.block_size
+    server = {
+        "scheduler": "vllm",
+        "slots": limits.sequences,
+        "n_batch": limits.tokens,
+        "slot_context": min(limits.context, cells),
+        "reserve_full": behaviour.reserve_full,
+        "async_scheduling": behaviour.async_scheduling,
+    }
+    cache = {**order, "cells": cells, "block_size": limits.block_size, "prefix_cache": prefix_cache, **cache}
+    return load_scenario({"name": "recorded", **sections, "server": server, "cache": cache})
+
+
+def replay_scenario(
+    recording: RecordedServer, profile: Profile, name: str | None = None
+) -> tuple[Scenario, tuple[str, ...]]:
+    """The scenario of a recording of requests alone, and what was assumed, one line each.
+
+    ``name``: what loads the profile, if anything does. Raises ``UserError`` where the recording lacks what cannot be
+    assumed.
     """
     meta, path = recording.meta, recording.path
     if meta.engine.lower() != "vllm":
@@ -76,39 +100,23 @@ def replay(recording: RecordedServer, profile: Profile, name: str | None = None)
         behaviour, model = vllm_behaviour(meta.version), recorded_model(meta.model)
     except UserError as e:
         raise UserError(f"{path}: {e}") from None
-    limits, assumed = _limits(meta, model)
-    blocks, told = _blocks(recording, model, limits, profile)
-    cells = blocks * meta.block_size
-    if limits.context > cells:
-        assumed += (f"sequences of at most {counted(cells, 'token')}, which is all that the blocks hold",)
-    order = {"policy": "vllm"} if behaviour.plain_first else {"policy": "paged", "free_order": "0.22.1"}
-    table: dict[str, Any] = {
-        "name": re.sub(r"[^\w.+=@-]", "_", recording.name).lstrip("._+=@-")[:100] or "recorded",
-        "workload": {"kind": "recorded", "path": str(path.absolute())},
-        "model": {"name": model},
-        "machine": {} if name is None else {"profile": name},
-        "server": {
-            "scheduler": "vllm",
-            "slots": limits.sequences,
-            "n_batch": limits.tokens,
-            "slot_context": min(limits.context, cells),
-            "reserve_full": behaviour.reserve_full,
-            "async_scheduling": behaviour.async_scheduling,
-        },
-        "cache": {
-            **order,
-            "cells": cells,
-            "block_size": meta.block_size,
-            "prefix_cache": meta.prefix_caching,
-            "type_k": profile.type_k,
-            "type_v": profile.type_v,
-        },
-    }
-    return Replay(load_scenario(table), (_described(meta, behaviour), *assumed, *told))
+    limits, assumed = _limits(recording, model, profile)
+    scenario = vllm_scenario(
+        behaviour,
+        limits,
+        prefix_cache=meta.prefix_caching,
+        cache={"type_k": profile.type_k, "type_v": profile.type_v},
+        name=re.sub(r"[^\w.+=@-]", "_", recording.name).lstrip("._+=@-")[:100] or "recorded",
+        workload={"kind": "recorded", "path": str(path.absolute())},
+        model={"name": model},
+        machine={} if name is None else {"profile": name},
+    )
+    return scenario, (f"defaults of vLLM {meta.version}: {behaviour}", *assumed)
 
 
-def _limits(meta: ServerMeta, model: str) -> tuple[_Limits, tuple[str, ...]]:
+def _limits(recording: RecordedServer, model: str, profile: Profile) -> tuple[VllmLimits, tuple[str, ...]]:
     """The limits of the server, and what had to be assumed, one line each."""
+    meta = recording.meta
     sequences, tokens, context = meta.max_num_seqs, meta.max_num_batched_tokens, meta.max_model_len
     assumed = []
     if sequences is None or tokens is None:
@@ -123,14 +131,22 @@ def _limits(meta: ServerMeta, model: str) -> tuple[_Limits, tuple[str, ...]]:
         if context is None:
             raise UserError(f"{model}: neither the recording nor the model says how long a sequence may be")
         assumed.append(f"sequences of at most {counted(context, 'token')}, as the model was trained for")
-    return _Limits(sequences, tokens, context), tuple(assumed)
+    limits = VllmLimits(sequences, tokens, context, meta.block_size, meta.num_gpu_blocks or 0)
+    planned = []
+    if meta.num_gpu_blocks is None:
+        limits = limits._replace(blocks=_planned_blocks(meta, model, limits, profile))
+        if limits.blocks < 2:
+            raise UserError(f"{recording.path}: {model} leaves no room for blocks in the memory of {meta.device}")
+        of = f" of {meta.tensor_parallel_size} devices" if meta.tensor_parallel_size > 1 else ""
+        planned.append(f"{limits.blocks:,} blocks of {meta.block_size}, as the memory plan{of} has it: not recorded")
+    cells = limits.blocks * meta.block_size
+    if context > cells:
+        assumed.append(f"sequences of at most {counted(cells, 'token')}, which is all that the blocks hold")
+    return limits, (*assumed, *planned)
 
 
-def _blocks(recording: RecordedServer, model: str, limits: _Limits, profile: Profile) -> tuple[int, tuple[str, ...]]:
-    """The number of blocks, the null block included, and where it is from if not from the recording."""
-    meta = recording.meta
-    if meta.num_gpu_blocks is not None:
-        return meta.num_gpu_blocks, ()
+def _planned_blocks(meta: ServerMeta, model: str, limits: VllmLimits, profile: Profile) -> int:
+    """The number of blocks that the memory plan has for the device, the null block included."""
     device = None if meta.device_memory_bytes else recorded_device(meta.device)
     memory = meta.device_memory_bytes if device is None else device.memory_bytes
     assert memory is not None
@@ -149,20 +165,4 @@ def _blocks(recording: RecordedServer, model: str, limits: _Limits, profile: Pro
         memory=memory if device is None else None,
         device=None if device is None else device.name,
     )
-    blocks = made.vllm_blocks(memory)
-    if blocks < 2:
-        raise UserError(f"{recording.path}: {model} leaves no room for blocks in the memory of {meta.device}")
-    devices = f" of {meta.tensor_parallel_size} devices" if meta.tensor_parallel_size > 1 else ""
-    return blocks, (f"{blocks:,} blocks of {meta.block_size}, as the memory plan{devices} has it: not recorded",)
-
-
-def _described(meta: ServerMeta, behaviour: VllmBehaviour) -> str:
-    """The behaviour that was assumed from the version."""
-    steps = "steps are composed one ahead" if behaviour.async_scheduling else "steps are composed one by one"
-    fits = "its whole prompt fits" if behaviour.reserve_full else "the first chunk of its prompt fits"
-    order = (
-        "blocks that hold nothing of use are handed out first"
-        if behaviour.plain_first
-        else ("blocks are handed out in the order of their release")
-    )
-    return f"defaults of vLLM {meta.version}: {steps}; a request starts where {fits}; {order}"
+    return made.vllm_blocks(memory)

@@ -2,6 +2,11 @@
 
 import json
 
+import pytest
+
+from kvsim.engines.recordings.conformance import ENGINES
+from kvsim.errors import UserError
+
 
 def write(path, records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -35,3 +40,14 @@ def put(records, number, **keys):
 def where(records, holds):
     """The number of the first record of which this holds."""
     return next(number for number, record in enumerate(records) if "op" in record and holds(record))
+
+
+def check_refused(folder, engine, content, answer):
+    """Check that what is no recording of an engine is refused in one line: the file, then ``answer``."""
+    path = folder / "odd.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError) as refused:
+        ENGINES[engine](path)
+    message = str(refused.value)
+    assert message.startswith(f"{path}: {answer}")
+    assert len(message.splitlines()) == message.count(str(path)) == 1

@@ -7,9 +7,8 @@ import pytest
 
 from kvsim.engines.recordings.conformance import ENGINES
 from kvsim.engines.recordings.server_flags import scenario_of
-from kvsim.errors import UserError
 from kvsim.simulation.schedulers.slot_server import SlotServer
-from tests.kvsim.engines.recordings import write
+from tests.kvsim.engines.recordings import check_refused, write
 from tests.paths import REFERENCE
 from tests.worlds import command
 
@@ -284,8 +283,10 @@ def test_one_damaged_file_does_not_lose_what_the_others_say(tmp_path):
 
 
 WRONG = {
-    "not JSON": ("{", "line 1: not JSON"),
-    "another recording": ('{"era": "A"}\n', "not a recording of llama-server; a line with 'type': 'meta', 'flags'"),
+    "another recording": (
+        '{"era": "A"}\n',
+        "line 1: not a recording of llama-server; a line with 'type': 'meta', 'flags'",
+    ),
     "no record": (json.dumps(meta()) + "\n", "no record behind its header"),
     "a type": (
         json.dumps(meta()) + '\n{"type": "stage"}\n',
@@ -293,7 +294,7 @@ WRONG = {
     ),
     "a text": (
         "\n".join(map(json.dumps, [record for record in TALK if record.get("name") != "a"])),
-        "not a record of such a run (KeyError: 'a')",
+        "line 14: not a record of such a run (KeyError: 'a')",
     ),
     "flags": (json.dumps(meta("-b", "many")) + "\n", "line 1: --batch-size 'many': a number is expected"),
 }
@@ -301,13 +302,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("text", "answer"), WRONG.values(), ids=WRONG)
 def test_what_is_no_recording_is_answered_in_one_line(tmp_path, text, answer):
-    path = tmp_path / "wrong.jsonl.gz"
-    path.write_bytes(gzip.compress(text.encode()))
-    with pytest.raises(UserError) as refused:
-        ENGINES["llama-server"](path)
-    assert answer in str(refused.value)
-    assert str(refused.value).startswith(str(path))
-    assert len(str(refused.value).splitlines()) == 1
+    check_refused(tmp_path, "llama-server", gzip.compress(text.encode()), answer)
 
 
 def test_rounds_of_the_loop_without_a_step_are_gone_through_one_by_one(tmp_path):

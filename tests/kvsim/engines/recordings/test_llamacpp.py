@@ -7,7 +7,7 @@ import pytest
 
 from kvsim.engines.recordings.conformance import ENGINES
 from kvsim.errors import UserError
-from tests.kvsim.engines.recordings import changed, drop, lines, put, without, write
+from tests.kvsim.engines.recordings import changed, check_refused, drop, lines, put, without, write
 from tests.paths import REFERENCE
 
 RECORDED = REFERENCE / "llamacpp"
@@ -319,14 +319,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize(("content", "answer"), MALFORMED.values(), ids=MALFORMED)
 def test_malformed_recordings_are_refused_in_one_line(tmp_path, content, answer):
-    path = tmp_path / "odd.jsonl.gz"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError) as fault:
-        ENGINES["llamacpp"](path)
-    message = str(fault.value)
-    assert message.startswith(f"{path}: {answer}")
-    assert "\n" not in message
-    assert message.count(str(path)) == 1
+    check_refused(tmp_path, "llamacpp", content, answer)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

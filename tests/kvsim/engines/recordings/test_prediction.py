@@ -359,9 +359,9 @@ def test_what_is_printed_as_json_is_json(write):
 @both
 def test_the_samples_of_a_fit_are_the_steps(write, make):
     recording = read_recording(write(usual(make)))
-    samples = recording.samples(7)
+    samples = recording.samples
     assert [sample.seconds for sample in samples] == [step.seconds for step in recording.steps]
     origins = np.array([sample.origin for sample in samples])
-    assert origins[0] == 7
+    assert origins[0] == 0
     assert (np.diff(origins) >= 0).all()
-    assert np.bincount(origins)[7:-1].tolist() == [20] * (len(samples) // 20)
+    assert np.bincount(origins)[:-1].tolist() == [20] * (len(samples) // 20)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvsim.engines.recordings.from_llama_server import read_llama_steps
-from kvsim.engines.recordings.from_vllm import completed, read_vllm_steps
+from kvsim.engines.recordings.from_vllm import completed, read_vllm
 from kvsim.engines.recordings.reading import UntimedError, read_recording
 from kvsim.engines.recordings.recorded_server import RecordedServer
 from kvsim.engines.recordings.steps import FrontEnd, SentAfter, SteppedServer
@@ -93,7 +92,7 @@ def test_steps_that_overlap_last_from_output_to_output(write):
             line |= {"sched": line["engine"]}
         elif line["type"] == "step":
             line |= {"sched": 0.25, "exec": 1.5, "upd": 0.0}
-    found = read_vllm_steps(write(lines), lines[0])
+    found = read_vllm(write(lines), lines[0], lines[1:])
     records = [line for line in lines if line["type"] == "step" and line["n"]]
     assert [step.output_s * 1e3 for step in found.steps] == pytest.approx([line["t"] + 1.75 for line in records])
     before_s, waited = 0.0, 0
@@ -177,7 +176,7 @@ def test_threads_and_the_machine(write):
         "other_cpu_s": 1.0,
         "server_cpu_s": 3.0,
     }
-    again = read_llama_steps(write([header, *small("llama-server")[1:]]), header)
+    again = read_recording(write([header, *small("llama-server")[1:]]))
     assert (again.machine.threads, again.machine.cpu_share) == (3, 0.75)
     assert again.same_server != recording.same_server
 

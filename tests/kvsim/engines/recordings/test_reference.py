@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvsim.engines.recordings.errors import MEASURES
+from kvsim.engines.recordings.latencies import MEASURES
 from kvsim.engines.recordings.validation import validate_recorded
 from tests.paths import REFERENCE
 

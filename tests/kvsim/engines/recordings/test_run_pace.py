@@ -10,13 +10,13 @@ def times(pace, n=200, mixed_pace=1.0, seed=None):
     """Steps of 0.1 s, each tenth with a prompt, at a pace over time."""
     at = 0.1 * np.arange(n)
     mixed = np.arange(n) % 10 == 3
-    tells = np.zeros(n, dtype=bool)
+    fitting = np.zeros(n, dtype=bool)
     for kind in (True, False):
-        tells[np.flatnonzero(mixed == kind)[::2]] = True
+        fitting[np.flatnonzero(mixed == kind)[::2]] = True
     noise = 1.0 if seed is None else np.exp(np.random.default_rng(seed).normal(0, 0.1, n))
     predicted = np.where(mixed, 0.3, 0.1)
     measured = predicted * np.array([pace(t) for t in at]) * np.where(mixed, mixed_pace, 1.0) * noise
-    return StepTimes(at, measured, predicted, mixed, tells)
+    return StepTimes(at, measured, predicted, mixed, fitting)
 
 
 def test_a_change_of_pace_is_followed():
@@ -38,13 +38,13 @@ def test_prompts_have_a_pace_beside_that_of_decodes():
 
 def test_one_step_that_was_disturbed_is_no_pace():
     disturbed = times(lambda _: 1.0)
-    disturbed.measured_s[disturbed.tells.nonzero()[0][30]] *= 50
+    disturbed.measured_s[disturbed.fitting.nonzero()[0][30]] *= 50
     assert RunPace(disturbed).at(disturbed.start_s, disturbed.mixed) == pytest.approx(1.0, abs=0.05)
 
 
 def test_errors_are_of_the_steps_that_do_not_tell():
     each = times(lambda _: 1.25)
-    each.measured_s[each.tells] *= 1.6  # What tells is not what is compared.
+    each.measured_s[each.fitting] *= 1.6  # What tells is not what is compared.
     table = step_errors(each, None).set_index("kind")
     assert table["steps"].to_dict() == {"all": 100, "decode": 90, "mixed": 10}
     assert table["error"].tolist() == pytest.approx([-0.2] * 3)
@@ -58,7 +58,7 @@ def test_errors_are_of_the_steps_that_do_not_tell():
 def test_kinds_without_steps_have_no_row():
     each = times(lambda _: 1.0)
     only = StepTimes(
-        *(values[~each.mixed] for values in (each.start_s, each.measured_s, each.predicted_s, each.mixed, each.tells))
+        *(values[~each.mixed] for values in (each.start_s, each.measured_s, each.predicted_s, each.mixed, each.fitting))
     )
     assert step_errors(only, RunPace(only))["kind"].tolist() == ["all", "decode"]
 

@@ -13,10 +13,9 @@ from kvsim.engines.recordings.steps import (
     MeasuredStep,
     RecordedClients,
     SentAfter,
-    as_json_key,
+    fitting_half,
+    one_after_another,
     since_last,
-    that_tell,
-    until_next,
 )
 from kvsim.experiments.traffic import InMemoryRequests
 from workloads import Request
@@ -29,12 +28,18 @@ def a_step(start_s, seconds=1.0, works=(ONE,)):
     return MeasuredStep(start_s, seconds, start_s + seconds, works)
 
 
+def lasting(starts, own, idle):
+    """Seconds of each step until the next could begin."""
+    return [step.seconds for step in one_after_another(list(map(a_step, starts, own)), idle)]
+
+
 def test_a_step_lasts_until_the_next_could_begin():
     """Between the second and the third the server was idle: it is taken to need what it needs elsewhere."""
-    seconds = until_next([0.0, 1.1, 5.0, 6.2], [1.0, 1.0, 1.0, 1.0], [False, True, False, False])
-    assert seconds == pytest.approx([1.1, 1.2, 1.2, 1.2])
-    assert until_next([3.0], [0.5], [False]) == [0.5]
-    assert until_next([], [], []) == []
+    assert lasting([0.0, 1.1, 5.0, 6.2], [1.0, 1.0, 1.0, 1.0], [False, True, False, False]) == pytest.approx(
+        [1.1, 1.2, 1.2, 1.2]
+    )
+    assert lasting([3.0], [0.5], [False]) == [0.5]
+    assert lasting([], [], []) == []
 
 
 @given(
@@ -46,7 +51,7 @@ def test_no_step_is_shorter_than_itself_and_only_idle_time_is_left_out(rows):
         starts.append(now)
         now += own + between + (50.0 if idle else 0.0)
     own, idle = [own for _, own, _ in rows], [idle for *_, idle in rows]
-    seconds = until_next(starts, own, idle)
+    seconds = lasting(starts, own, idle)
     betweens = [between for between, _, idle in rows[:-1] if not idle]
     for at, (each, least) in enumerate(zip(seconds, own, strict=True)):
         if idle[at] or at + 1 == len(own):
@@ -56,7 +61,7 @@ def test_no_step_is_shorter_than_itself_and_only_idle_time_is_left_out(rows):
 
 
 def test_a_step_that_overlaps_the_next_keeps_its_own_seconds():
-    assert until_next([0.0, 0.5], [1.0, 1.0], [False, False]) == [1.0, 1.0]
+    assert lasting([0.0, 0.5], [1.0, 1.0], [False, False]) == [1.0, 1.0]
 
 
 def test_how_long_after_a_step_something_came():
@@ -67,7 +72,7 @@ def test_how_long_after_a_step_something_came():
 @given(st.lists(st.booleans(), max_size=40))
 def test_every_other_step_of_each_regime_tells(mixed):
     steps = [a_step(float(i), works=(ONE, MANY) if each else (ONE,)) for i, each in enumerate(mixed)]
-    told = that_tell(steps)
+    told = fitting_half(steps)
     for kind in (True, False):
         own = [tells for tells, each in zip(told, mixed, strict=True) if each == kind]
         assert own == [at % 2 == 0 for at in range(len(own))]
@@ -116,12 +121,3 @@ def test_the_front_end_delays_what_is_sent_and_what_is_heard():
     found, _ = came({1: SentAfter((0,), 0.5)}, FrontEnd(0.1, 0.2), {2: 0.7})
     assert found == pytest.approx({0: 0.1, 1: 0.1 + 1.0 + 0.2 + 0.5 + 0.1, 2: 20.7})
     assert FrontEnd(0.1, 0.2).both_s == pytest.approx(0.3)
-
-
-def test_equal_settings_have_equal_keys():
-    assert as_json_key({"a": 1, "b": [2]}) == as_json_key({"b": [2], "a": 1}) != as_json_key({"a": 1, "b": [3]})
-
-
-def test_given_requests_are_a_workload():
-    requests = InMemoryRequests((Request(4, 0.0, 3, 2),))
-    assert (requests.n_requests, [request.id for request in requests]) == (1, [4])

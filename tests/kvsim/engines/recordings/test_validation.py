@@ -10,7 +10,7 @@ import kvsim
 from kvsim.costs.profile import load_profile
 from kvsim.engines.recordings.recorded_server import read_recorded_server
 from kvsim.engines.recordings.validation import validate_recorded
-from kvsim.engines.recordings.vllm_scenario import replay, vllm_behaviour
+from kvsim.engines.recordings.vllm_scenario import replay_scenario, vllm_behaviour
 from kvsim.errors import UserError
 from kvsim.model.recorded_names import recorded_model
 from kvsim.simulation.run import run
@@ -121,7 +121,7 @@ def test_without_blocks_they_are_those_of_the_memory_plan(write, lines):
     def unknown(meta):
         meta.update(num_gpu_blocks=None, device_memory_bytes=memory, tensor_parallel_size=2)
 
-    made = replay(read_recorded_server(write(changed(lines, 0, unknown))), PROFILE)
+    scenario, assumed = replay_scenario(read_recorded_server(write(changed(lines, 0, unknown))), PROFILE)
     plan = kvsim.plan(
         "tiny",
         ctx=400,
@@ -135,31 +135,31 @@ def test_without_blocks_they_are_those_of_the_memory_plan(write, lines):
         vllm_version="0.19.0",
         memory=memory,
     )
-    assert made.scenario.cache.cells == plan.vllm_blocks(memory) * BLOCK_SIZE
-    assert any("as the memory plan of 2 devices has it" in line for line in made.assumed)
+    assert scenario.cache.cells == plan.vllm_blocks(memory) * BLOCK_SIZE
+    assert any("as the memory plan of 2 devices has it" in line for line in assumed)
 
 
 def test_a_device_that_is_known_tells_its_memory(write, lines):
     def unknown(meta):
         meta.update(num_gpu_blocks=None, device="NVIDIA GeForce RTX 4090")
 
-    made = replay(read_recorded_server(write(changed(lines, 0, unknown))), PROFILE)
-    assert made.scenario.cache.cells > 1_000_000
+    scenario, _assumed = replay_scenario(read_recorded_server(write(changed(lines, 0, unknown))), PROFILE)
+    assert scenario.cache.cells > 1_000_000
 
 
 def test_limits_that_were_not_recorded_are_vllms_own_on_the_device(write, lines):
     def unknown(meta):
         meta.update(device="NVIDIA H100 80GB HBM3", max_num_seqs=None, max_num_batched_tokens=None)
 
-    made = replay(read_recorded_server(write(changed(lines, 0, unknown))), PROFILE)
-    assert (made.scenario.server.slots, made.scenario.server.n_batch) == (1024, 8192)
-    assert any(line.startswith("8,192 tokens in a step, 1,024 sequences") for line in made.assumed)
+    scenario, assumed = replay_scenario(read_recorded_server(write(changed(lines, 0, unknown))), PROFILE)
+    assert (scenario.server.slots, scenario.server.n_batch) == (1024, 8192)
+    assert any(line.startswith("8,192 tokens in a step, 1,024 sequences") for line in assumed)
 
 
 def test_no_memory_for_any_block_is_one_line(write, lines):
     tight = changed(lines, 0, lambda meta: meta.update(num_gpu_blocks=None, device_memory_bytes=1 << 20))
     with pytest.raises(UserError, match="leaves no room for blocks"):
-        replay(read_recorded_server(write(tight)), PROFILE)
+        replay_scenario(read_recorded_server(write(tight)), PROFILE)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,10 @@ def test_no_memory_for_any_block_is_one_line(write, lines):
 )
 def test_what_versions_of_vllm_do_by_default(write, lines, version, behaviour):
     assert vllm_behaviour(version) == behaviour
-    made = replay(read_recorded_server(write(changed(lines, 0, lambda meta: meta.update(version=version)))), PROFILE)
-    server, cache = made.scenario.server, made.scenario.cache
+    scenario, _assumed = replay_scenario(
+        read_recorded_server(write(changed(lines, 0, lambda meta: meta.update(version=version)))), PROFILE
+    )
+    server, cache = scenario.server, scenario.cache
     assert (server.async_scheduling, server.reserve_full, cache.policy == "vllm") == behaviour
     assert cache.cells == BLOCKS * BLOCK_SIZE
 
@@ -387,10 +389,10 @@ def test_recorded_servers_of_others_are_read(write):
         found = read_recorded_server(path)
         assert len(found.requests) == found.meta.requests == 300
         assert recorded_model(found.meta.model) in ("llama-3.1-8b", "qwen3-32b")
-        made = replay(found, PROFILE)
-        assert made.scenario.build_workload().n_requests == 300
+        scenario, _assumed = replay_scenario(found, PROFILE)
+        assert scenario.build_workload().n_requests == 300
         if found.meta.num_gpu_blocks is not None:
-            assert made.scenario.cache.cells == found.meta.num_gpu_blocks * found.meta.block_size
+            assert scenario.cache.cells == found.meta.num_gpu_blocks * found.meta.block_size
 
 
 @pytest.mark.slow

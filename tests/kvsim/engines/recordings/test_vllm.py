@@ -1,6 +1,5 @@
 """Replays of vLLM: recordings of the real one, and random runs of a plain model of it (``tests/vllm_model.py``)."""
 
-import gzip
 import json
 from functools import partial
 
@@ -10,7 +9,7 @@ from kvsim.engines.recordings.conformance import ENGINES
 from policies.paging.block_manager import BlockManager
 from policies.paging.blocks import BlockPool
 from policies.paging.eviction import free_blocks
-from tests.kvsim.engines.recordings import changed, drop, lines, put, where, write
+from tests.kvsim.engines.recordings import changed, check_refused, drop, lines, put, where, write
 from tests.paths import REFERENCE
 from tests.vllm_async_model import record_async
 from tests.vllm_model import Manager, ModelRequest, Scheduler, record_manager, record_scheduler
@@ -312,8 +311,6 @@ VLLM_MALFORMED = {
     "unknown call": (put(CALLS, 2, op="move"), "line 3: operation 'move' is unknown; accepted: add, append, lookup, "),
     "unknown step": (put(STEPS, 2, op="jump"), "line 3: operation 'jump' is unknown; accepted: step"),
     "a call without operation": (drop(CALLS, 2, "op"), "line 3: "),
-    "a record that is no object": (lines(CALLS[:3]) + "[]\n", "line 4: a JSON object is expected"),
-    "cut off": (lines(STEPS)[:-9], f"line {len(STEPS)}: not JSON"),
     "a call of an unknown request": (put(CALLS, LOOKED_UP, r="r77"), f"line {LOOKED_UP + 1}: "),
     "a prompt of words": (put(CALLS, ADDED, prompt="hello"), f"line {ADDED + 1}: "),
     "a segment without length": (put(CALLS, ADDED, prompt=[[1, 2]]), f"line {ADDED + 1}: "),
@@ -327,37 +324,16 @@ VLLM_MALFORMED = {
     "a request without a number": (put(STEPS, 1, add=[["me", [[1, 0, 3]], 1, 0, 1.0]]), "line 2: "),
     "half a request": (put(STEPS, 1, add=[["r0", [[1, 0, 3]]]]), "line 2: "),
     "an unknown request is cancelled": (put(STEPS, 1, abort=["r77"]), "line 2: "),
-    "not UTF-8": (b"\xff\xfe{}\n", "not UTF-8"),
-    "gzip cut off": (gzip.compress(lines(CALLS).encode())[:-20], "damaged gzip data"),
+    "an unknown order": (put(STEPS, 0, policy="fair"), "line 1: "),
+    "too many sequences": (put(STEPS, 0, max_seqs=10**6), "line 1: "),
+    "a threshold below nothing": (put(STEPS, 0, long_thr=-1), "line 1: "),
+    "two faults": (put(STEPS, 0, policy="fair", long_thr=-1), "line 1: "),
 }
 
 
 @pytest.mark.parametrize(("content", "answer"), VLLM_MALFORMED.values(), ids=VLLM_MALFORMED)
 def test_malformed_recordings_are_refused_in_one_line(tmp_path, content, answer):
-    path = tmp_path / "odd.jsonl"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    finished = command("conform", "vllm", str(path))
-    assert (finished.returncode, finished.stdout) == (2, "")
-    (line,) = finished.stderr.splitlines()
-    assert line.startswith(f"kvsim: {path}: {answer}")
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"policy": "fair"},
-        {"max_seqs": 10**6},
-        {"long_thr": -1},
-        {"policy": "fair", "long_thr": -1},
-    ],
-    ids=str,
-)
-def test_an_impossible_header_is_refused_with_its_line(tmp_path, keys):
-    path = write(tmp_path / "odd.jsonl", [STEPS[0] | keys])
-    finished = command("conform", "vllm", str(path))
-    assert (finished.returncode, finished.stdout) == (2, "")
-    (line,) = finished.stderr.splitlines()
-    assert line.startswith(f"kvsim: {path}: line 1: ")
+    check_refused(tmp_path, "vllm", content, answer)
 
 
 @pytest.mark.parametrize("key", ["nf", "fqc", "st", "nc", "out", "tbl", "hit", "blocks"])

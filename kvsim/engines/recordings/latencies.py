@@ -1,0 +1,87 @@
+"""Latencies of recorded requests, measured and predicted, and their statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from kvsim.costs.tables import FloatArray
+from kvsim.engines.recordings.recorded_server import RecordedServer
+from kvsim.simulation.result import Result
+
+MEASURES = ("ttft_s", "tpot_s", "e2e_s")
+"""Latencies that are compared. ``tpot_s``: seconds per token after the first."""
+STATISTICS = {"mean": None, "p50": 0.5, "p90": 0.9, "p99": 0.99}
+"""Statistics of each latency; quantiles are interpolated."""
+_UNQUEUED_SHARE, _UNQUEUED_LEAST = 4, 10
+"""What of a client's times is not the engine's is fitted to a quarter of the requests, and no fewer than 10."""
+
+
+def statistic_of(values: pd.Series, statistic: str) -> float:
+    """One of ``STATISTICS`` of some values; NaN of nothing."""
+    quantile = STATISTICS[statistic]
+    return float(values.mean() if quantile is None else values.quantile(quantile))
+
+
+def measured_latencies(recording: RecordedServer, ids: Container[str] | None = None) -> pd.DataFrame:
+    """The measured latencies in seconds, one row for each request by its id: the columns ``MEASURES``.
+
+    ``ids``: of these requests alone.
+    """
+    chosen = [request for request in recording.requests if ids is None or request.id in ids]
+    sent, first, last, tokens = (
+        np.array([(r.asked.arrival_s, r.first_token_s, r.last_token_s, r.asked.output_tokens) for r in chosen])
+        .reshape(-1, 4)
+        .T
+    )
+    return _latencies([request.id for request in chosen], sent, first, last, tokens)
+
+
+def predicted_latencies(recording: RecordedServer, result: Result, around_s: FloatArray | float = 0.0) -> pd.DataFrame:
+    """The latencies of completed requests in a simulation, as ``measured_latencies``.
+
+    ``around_s``: what lies between client and server, for each row of ``result.requests``.
+    """
+    rows = result.requests
+    arrival: FloatArray = rows["arrival_s"].to_numpy()
+    if recording.meta.clock == "engine":
+        arrival = taken_in(arrival, result.passes)
+    first, last = (rows[column].to_numpy(dtype=float) for column in ("first_token_s", "finished_s"))
+    table = _latencies([recording.id_of(int(n)) for n in rows["id"]], arrival, first, last, rows["output_tokens"])
+    table["ttft_s"] += around_s
+    table["e2e_s"] += around_s
+    return table[(rows["status"] == "completed").to_numpy()]
+
+
+def _latencies(ids: Sequence[str], sent: FloatArray, first: FloatArray, last: FloatArray, n: ArrayLike) -> pd.DataFrame:
+    further = np.asarray(n, dtype=float) - 1
+    tpot = np.divide(last - first, further, out=np.full(len(sent), np.nan), where=further > 0)
+    return pd.DataFrame(dict(zip(MEASURES, (first - sent, tpot, last - sent), strict=True)), index=list(ids))
+
+
+def taken_in(arrival: FloatArray, passes: pd.DataFrame) -> FloatArray:
+    """When the engine takes each request in: it looks for new ones when a step ends, or at once if none runs.
+
+    vLLM notes the arrival of a request then (``Scheduler.add_request``).
+    """
+    start = passes["start_s"].to_numpy()
+    end = start + passes["seconds"].to_numpy()
+    before = np.searchsorted(start, arrival, side="left") - 1
+    return np.where(before >= 0, np.maximum(arrival, end[before]), arrival)
+
+
+def fitted_network_s(requests: pd.DataFrame, result: Result) -> float:
+    """The seconds of a client's TTFT that are not the engine's: the network's and the front end's, at least 0.
+
+    The median of what was measured beyond the prediction, over the quarter of the requests that waited least in the
+    simulation: an error in how long requests wait is not to be taken for the network. ``requests``: one row for each of
+    ``result``'s, with measured_ttft_s and predicted_ttft_s.
+    """
+    waited = (result.requests["started_s"] - result.requests["arrival_s"]).set_axis(requests.index)
+    beyond = (requests["measured_ttft_s"] - requests["predicted_ttft_s"]).dropna()
+    most = max(len(beyond) // _UNQUEUED_SHARE, _UNQUEUED_LEAST)
+    least_waited = waited.loc[beyond.index].sort_values(kind="stable").index[:most]
+    return max(0.0, float(beyond[least_waited].median())) if len(beyond) else 0.0
