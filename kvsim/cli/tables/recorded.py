@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, show_assumed, show_basis, whole
-from kvsim.engines.recordings.errors import WITHIN
-from kvsim.engines.recordings.ranking import Ranking
+from kvsim.engines.recordings.error_tables import WITHIN
+from kvsim.engines.recordings.settings_ranking import Ranking
 from kvsim.engines.recordings.validation import RecordedValidation, ServerRun
 from kvsim.errors import counted
 

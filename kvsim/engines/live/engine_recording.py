@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kvsim.calibration.llamacpp_session import LlamaCppSession
-from kvsim.engines.recordings.files import check_target, write_recording
-from kvsim.engines.recordings.llamacpp import runs_of_cells
+from kvsim.engines.recordings.llamacpp_replay import runs_of_cells
+from kvsim.engines.recordings.recording_files import check_target, write_recording
 from kvsim.errors import Divergence, UserError
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario
@@ -37,14 +37,8 @@ class Recording:
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
-        return {
-            "file": str(self.path),
-            "engine": self.engine,
-            "policy": self.policy,
-            "records": self.records,
-            "seen": self.seen,
-            "divergence": self.divergence,
-        }
+        told = asdict(self)
+        return {"file": str(told.pop("path")), **told}
 
 
 def record(

@@ -63,10 +63,32 @@ class EngineRun:
     """Dumps of llama.cpp's cells that were compared with the policy's, all equal."""
 
 
-class NumpyRunner:
-    """Our own engine as the real one."""
+class EngineRunner:
+    """A real engine that runs the scenario."""
 
     reference_passes: ReferencePasses
+
+    def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
+        """A new backend and the policy to drive it with."""
+        raise NotImplementedError
+
+    def run_share(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
+        """Share of its processors that the run got, and number of cell dumps compared in it."""
+        return watch.cpu_share, 0
+
+    def recheck_cells(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
+        """Repeat the run untimed if its cells could not be compared; return the number of dumps compared."""
+        return 0
+
+    def close(self, backend: Backend) -> None:
+        """Free the backend after its run."""
+
+    def shut_down(self) -> None:
+        """Free everything after all runs."""
+
+
+class NumpyRunner(EngineRunner):
+    """Our own engine as the real one."""
 
     def __init__(self, scenario: Scenario, profile: Profile):
         if profile.engine != NUMPY:
@@ -92,22 +114,8 @@ class NumpyRunner:
         engine = Engine(self._model, policy.groups, policy.kernel, seed, type_k=cache.type_k, type_v=cache.type_v)
         return policy, engine
 
-    def run_share(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
-        """Share of its processors that the run got, and number of cell dumps compared in it."""
-        return watch.cpu_share, 0
 
-    def recheck_cells(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
-        """Repeat the run untimed if its cells could not be compared; return the number of dumps compared."""
-        return 0
-
-    def close(self, backend: Backend) -> None:
-        """Free the backend after its run."""
-
-    def shut_down(self) -> None:
-        """Free everything after all runs."""
-
-
-class LlamaCppRunner(NumpyRunner):
+class LlamaCppRunner(EngineRunner):
     """llama.cpp as the real engine."""
 
     def __init__(self, session: LlamaCppSession, profile: Profile):
@@ -155,7 +163,7 @@ def run_and_predict(
     scenario: Scenario,
     profile: Profile,
     choice: str | PolicyFactory,
-    runner: NumpyRunner,
+    runner: EngineRunner,
     progress: Progress | None,
     announce: Callable[[str], None] | None,
     *,

@@ -20,8 +20,8 @@ from kvsim.calibration.llamacpp_session import LlamaCppSession
 from kvsim.calibration.pace import median_seconds
 from kvsim.calibration.reference_passes import known_seconds
 from kvsim.costs.profile import NUMPY, Profile, is_llamacpp
-from kvsim.engines.live.engine_runs import EngineRun, LlamaCppRunner, NumpyRunner, run_and_predict
-from kvsim.engines.recordings.ranking import kendalls_tau, ranked_wrong
+from kvsim.engines.live.engine_runs import EngineRun, EngineRunner, LlamaCppRunner, NumpyRunner, run_and_predict
+from kvsim.engines.recordings.settings_ranking import kendalls_tau, ranked_wrong
 from kvsim.errors import UserError
 from kvsim.experiments.comparison import choose
 from kvsim.scenario.scenario import Scenario, load_scenario, shortened
@@ -165,7 +165,7 @@ def validate(
         raise UserError(
             f"{scenario.name}: server.prefetch: 'predictive' follows the clock, and the two runs' clocks differ"
         )
-    runner: NumpyRunner
+    runner: EngineRunner
     if is_llamacpp(engine):
         session = LlamaCppSession(scenario, library=library, threads=profile.measured_on.threads)
         scenario = session.scenario

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.engines.live.journal import kept_result
 from kvsim.engines.live.prompts import Piece
+from kvsim.engines.live.recording_journal import kept_result
 from kvsim.engines.live.traffic import Exchange
 from kvsim.engines.recordings.llama_server_join import SentRequest, recording, recording_without_log
 from kvsim.engines.recordings.llama_server_log import ServerLog
@@ -51,12 +51,8 @@ def latencies(exchanges: Sequence[Exchange]) -> Record:
     for name, seconds in measured.items():
         ms = [s * _MS for s in seconds if s is not None]
         if ms:
-            p50, p90 = np.percentile(ms, (50, 90))
-            found[name] = {
-                "p50": round(float(p50), 2),
-                "p90": round(float(p90), 2),
-                "mean": round(float(np.mean(ms)), 2),
-            }
+            statistics = {"p50": np.percentile(ms, 50), "p90": np.percentile(ms, 90), "mean": np.mean(ms)}
+            found[name] = {statistic: round(float(value), 2) for statistic, value in statistics.items()}
     return found
 
 

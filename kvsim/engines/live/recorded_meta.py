@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from kvsim.engines.live.address import Address
-from kvsim.engines.live.journal import Journal
 from kvsim.engines.live.recorded_lines import Record
+from kvsim.engines.live.recording_journal import Journal
 from kvsim.engines.live.served import model_of
 from kvsim.engines.live.settings import ServerSettings
 from kvsim.engines.live.started_with import about_server

@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 from kvsim.engines.live.address import Address
 from kvsim.engines.live.client import Client, ServerFault
-from kvsim.engines.live.journal import Head, Journal, digest, done_requests, remaining
 from kvsim.engines.live.prompts import Prompts, Vocabulary
 from kvsim.engines.live.recorded_lines import Record, latencies, llama_server_records, openai_records
 from kvsim.engines.live.recorded_meta import Asking, Run, llama_server_meta, openai_meta
-from kvsim.engines.live.settings import Counters, ServerSettings, ask_counters, ask_settings
+from kvsim.engines.live.recording_journal import Head, Journal, digest, done_requests, remaining
+from kvsim.engines.live.settings import ServerSettings, ask_counters, ask_settings
 from kvsim.engines.live.started_with import about_server, flags_of_log, flags_of_server
 from kvsim.engines.live.traffic import Exchange, SendingStopped, send_traffic
 from kvsim.engines.live.vocabulary import find_vocabulary
-from kvsim.engines.recordings.files import check_target, write_recording
-from kvsim.engines.recordings.llama_server import state_header
 from kvsim.engines.recordings.llama_server_log import ServerLog, read_log
+from kvsim.engines.recordings.llama_server_replay import state_header
+from kvsim.engines.recordings.recording_files import check_target, write_recording
 from kvsim.engines.recordings.server_flags import scenario_of
 from kvsim.errors import UserError, counted
 from kvsim.scenario.scenario import Scenario
@@ -66,21 +66,9 @@ class LiveRecording:
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
-        return {
-            "file": str(self.path),
-            "engine": self.engine,
-            "form": self.form,
-            "requests": self.requests,
-            "ended": self.ended,
-            "failed": self.failed,
-            "first_failure": self.first_failure,
-            "steps": self.steps,
-            "text": self.text,
-            **{name: self.latencies.get(name) for name in ("ttft_ms", "tpot_ms")},
-            "assumed": list(self.assumed),
-            "warnings": list(self.warnings),
-            "stopped": self.stopped,
-        }
+        told = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        del told["path"], told["interrupted"], told["latencies"]
+        return {"file": str(self.path), **told, **{name: self.latencies.get(name) for name in ("ttft_ms", "tpot_ms")}}
 
 
 def record_server(
@@ -157,7 +145,7 @@ def _send(run: Run, progress: Callable[[float], None] | None) -> None:
     left = remaining(run.workload, done_requests(journal.latest))
     if not left.requests:
         return
-    total, before_ours = run.workload.n_requests, journal.n_ended
+    total, before_ours = run.workload.n_requests, len(journal.exchanges)
     first_mark = (len(journal.parts) - 1) * total if asking.log is not None else None
     head = journal.head
     prompts = Prompts(head.seed, head.vocabulary, texts=head.texts, first_mark=first_mark)
@@ -189,7 +177,8 @@ def _send(run: Run, progress: Callable[[float], None] | None) -> None:
             run.stopped = SendingStopped(str(fault), journal.exchanges)
         return
     if before is not None and after is not None:
-        run.others = _compared(before, after, _most(journal.exchanges[before_ours:], run.settings))
+        counted_now = after.prompt_tokens + after.output_tokens - before.prompt_tokens - before.output_tokens
+        run.others = {"counted": counted_now, "ours": _most(journal.exchanges[before_ours:], run.settings)}
 
 
 def _most(exchanges: Sequence[Exchange], settings: ServerSettings) -> int:
@@ -204,11 +193,6 @@ def _most(exchanges: Sequence[Exchange], settings: ServerSettings) -> int:
         found = answer.cached_tokens or 0 if settings.api == "llama-server" else 0
         tokens += (answer.prompt_tokens or request.prompt_tokens) - found + answer.output_tokens
     return tokens
-
-
-def _compared(before: Counters, after: Counters, ours: int) -> dict[str, int]:
-    counted_now = after.prompt_tokens + after.output_tokens - before.prompt_tokens - before.output_tokens
-    return {"counted": counted_now, "ours": ours}
 
 
 def _nothing(run: Run) -> LiveRecording:
@@ -286,7 +270,9 @@ def _as_llama_server(run: Run, exchanges: Sequence[Exchange]) -> tuple[list[Reco
                 log = read_log(run.asking.log)
                 flags, assumed = _flags(given, flags_of_log(log.about))
                 meta = llama_server_meta(run, flags, assumed)
-                meta["server"]["state_header"] = _state_header(meta, log)
+                # Bytes that depend on the server's version, which it does not say over HTTP.
+                scenario, _ = scenario_of({**meta, "server": {**meta["server"], **log.about}})
+                meta["server"]["state_header"] = state_header(scenario, log.records)
                 records = llama_server_records(exchanges, meta, log)
             except UserError as e:
                 fault = str(e)
@@ -295,11 +281,6 @@ def _as_llama_server(run: Run, exchanges: Sequence[Exchange]) -> tuple[list[Reco
     flags, assumed = _flags(given, flags_of_server(run.settings))
     records = llama_server_records(exchanges, llama_server_meta(run, flags, assumed))
     return records, assumed, [f"{fault}; the recording is without steps and decisions"] if fault else []
-
-
-def _state_header(meta: Record, log: ServerLog) -> int:
-    """Bytes that depend on the server's version, which it does not say over HTTP."""
-    return state_header(scenario_of({**meta, "server": {**meta["server"], **log.about}})[0], log.records)
 
 
 def _flags(given: tuple[str, ...] | None, found: tuple[list[str], str]) -> tuple[list[str], list[str]]:

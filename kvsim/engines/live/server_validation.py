@@ -13,8 +13,8 @@ from kvsim.engines.live.address import Address
 from kvsim.engines.live.recorded_meta import Asking
 from kvsim.engines.live.server_recording import LiveRecording, record_server
 from kvsim.engines.live.settings import ask_settings
-from kvsim.engines.recordings.files import read_lines
 from kvsim.engines.recordings.recorded_profile import is_of
+from kvsim.engines.recordings.recording_files import read_lines
 from kvsim.engines.recordings.server_flags import model_of_file
 from kvsim.engines.recordings.validation import RecordedValidation, validate_recorded
 from kvsim.errors import UserError, counted

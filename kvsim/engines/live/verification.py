@@ -76,17 +76,10 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints; times in seconds."""
-        return {
-            "place": self.place,
-            "command": list(self.typed),
-            "url": self.url,
-            "engine": self.engine,
-            "requests": self.requests,
-            "seconds": self.seconds,
-            "met": self.met,
-            "bounds": [each.to_dict() for each in self.checked],
-            "first_error": self.first_error,
+        told = {
+            key: getattr(self, key) for key in ("place", "url", "engine", "requests", "seconds", "met", "first_error")
         }
+        return {**told, "command": list(self.typed), "bounds": [each.to_dict() for each in self.checked]}
 
 
 def verify(
@@ -205,7 +198,5 @@ def measures_of(exchanges: Sequence[Exchange]) -> dict[str, float | None]:
     return measures
 
 
-def _statistic(values: Sequence[float], statistic: str) -> float:
-    if statistic == "mean":
-        return float(np.mean(values))
-    return float(np.quantile(values, int(statistic.removeprefix("p")) / 100))
+def _statistic(values: Sequence[float], name: str) -> float:
+    return float(np.mean(values) if name == "mean" else np.percentile(values, int(name.removeprefix("p"))))

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvsim.engines.recordings.files import NOT_A_RECORD, Record, read_lines
-from kvsim.engines.recordings.llama_server import LlamaServerReplay
-from kvsim.engines.recordings.llamacpp import LlamaCppReplay
+from kvsim.engines.recordings.llama_server_replay import LlamaServerReplay
+from kvsim.engines.recordings.llamacpp_replay import LlamaCppReplay
+from kvsim.engines.recordings.recording_files import NOT_A_RECORD, Record, read_lines
 from kvsim.engines.recordings.replay import Replay, State
 from kvsim.engines.recordings.vllm_manager import ManagerReplay
 from kvsim.engines.recordings.vllm_scheduler import SchedulerReplay, ServerReplay

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import median
 
 from kvsim.costs.profile import MachineInfo
-from kvsim.engines.recordings.files import Record
-from kvsim.engines.recordings.llama_server import LlamaServerReplay, tokens_of
+from kvsim.engines.recordings.llama_server_replay import LlamaServerReplay, tokens_of
 from kvsim.engines.recordings.recorded_server import ServedRequest, ServerMeta
+from kvsim.engines.recordings.recording_files import Record
 from kvsim.engines.recordings.seen_steps import SeenRequest, seen_steps
 from kvsim.engines.recordings.shared_texts import SharedTexts
 from kvsim.engines.recordings.steps import (

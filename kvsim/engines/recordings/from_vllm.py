@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvsim.engines.recordings.files import Record
 from kvsim.engines.recordings.recorded_server import ServedRequest, ServerMeta, ServerSecond
+from kvsim.engines.recordings.recording_files import Record
 from kvsim.engines.recordings.seen_steps import SeenRequest, seen_steps
 from kvsim.engines.recordings.server_flags import flag_value
 from kvsim.engines.recordings.steps import (

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvsim.engines.recordings.files import Record
 from kvsim.engines.recordings.llama_server_log import ServerLog
+from kvsim.engines.recordings.recording_files import Record
 from kvsim.errors import UserError
 
 _FORMAT = 1

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvsim.engines.recordings.files import Record
+from kvsim.engines.recordings.recording_files import Record
 from kvsim.errors import UserError
 
 FLAGS = "--log-file FILE --log-timestamps --log-prefix -lv 5"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kvsim.engines.recordings.files import NOT_A_RECORD, read_lines
 from kvsim.engines.recordings.from_llama_server import read_llama_server
 from kvsim.engines.recordings.from_vllm import read_vllm
 from kvsim.engines.recordings.recorded_server import RecordedServer, read_recorded_server
+from kvsim.engines.recordings.recording_files import NOT_A_RECORD, read_lines
 from kvsim.engines.recordings.steps import LONGEST_S, SteppedServer
 from kvsim.errors import UserError
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from kvsim.engines.recordings.files import Record
+from kvsim.engines.recordings.recording_files import Record
 from kvsim.simulation.backend import PassByPass
 from policies import MicroBatch
 from workloads import Request

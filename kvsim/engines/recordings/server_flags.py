@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from kvsim.engines.recordings.files import Record
+from kvsim.engines.recordings.recording_files import Record
 from kvsim.errors import UserError
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.recorded_names import recorded_model

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from kvsim.costs.profile import Profile
-from kvsim.engines.recordings.errors import BOUNDED, error_table, load_table, with_bounds
+from kvsim.engines.recordings.error_tables import BOUNDED, error_table, load_table, with_bounds
 from kvsim.engines.recordings.latencies import MEASURES
 from kvsim.engines.recordings.prediction import Prediction, predict
-from kvsim.engines.recordings.ranking import Ranking, rankings
 from kvsim.engines.recordings.reading import UntimedError, read_recording
 from kvsim.engines.recordings.recorded_profile import ChosenProfile, given_profile, profile_for
 from kvsim.engines.recordings.recorded_server import RecordedServer
+from kvsim.engines.recordings.settings_ranking import Ranking, rankings
 from kvsim.engines.recordings.spread import Spread, spread_of
 from kvsim.engines.recordings.steps import SteppedServer
 from kvsim.errors import UserError

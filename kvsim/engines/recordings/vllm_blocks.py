@@ -10,7 +10,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
 
-from kvsim.engines.recordings.files import Record, whole_number
+from kvsim.engines.recordings.recording_files import Record, whole_number
 from kvsim.engines.recordings.replay import State
 from policies import CacheConfig, Content
 from policies.content import Key

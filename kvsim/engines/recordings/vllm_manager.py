@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvsim.engines.recordings.files import Record
+from kvsim.engines.recordings.recording_files import Record
 from kvsim.engines.recordings.replay import Replay, State
 from kvsim.engines.recordings.vllm_blocks import COMMON, UNBOUNDED, PolicyStates, VllmCache, recorded_state
 from policies import Chunk, Content, SequencePlan

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from kvsim.engines.recordings.files import Record, whole_number
+from kvsim.engines.recordings.recording_files import Record, whole_number
 from kvsim.engines.recordings.replay import Replay, State, ZeroTimeBackend
 from kvsim.engines.recordings.vllm_blocks import UNBOUNDED, PolicyStates, VllmCache, crc, recorded_state
 from kvsim.errors import Livelock

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.engines.recordings.files import Record, write_recording
 from kvsim.engines.recordings.llama_server_join import recording
 from kvsim.engines.recordings.llama_server_log import read_log
+from kvsim.engines.recordings.recording_files import Record, write_recording
 from kvsim.model.engine_shapes import gguf_path
 from tests.real_engine.llama_server.client import send
 from tests.real_engine.llama_server.server import NAMED, running, version

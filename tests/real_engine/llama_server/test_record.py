@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvsim.engines.recordings.conformance import conform
-from kvsim.engines.recordings.files import read_lines
-from kvsim.engines.recordings.llama_server import LlamaServerReplay
+from kvsim.engines.recordings.llama_server_replay import LlamaServerReplay
+from kvsim.engines.recordings.recording_files import read_lines
 from kvsim.model.engine_shapes import gguf_path
 from tests.real_engine.llama_server.conftest import LIMIT_S, SERVER
 from tests.real_engine.llama_server.server import running

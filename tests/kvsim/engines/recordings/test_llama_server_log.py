@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from kvsim.engines.recordings.files import write_recording
 from kvsim.engines.recordings.llama_server_join import SentRequest, recording
 from kvsim.engines.recordings.llama_server_log import read_log
+from kvsim.engines.recordings.recording_files import write_recording
 from kvsim.errors import UserError
 
 LOADING = (

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from kvsim.engines.recordings.ranking import Ranking, rankings
+from kvsim.engines.recordings.settings_ranking import Ranking, rankings
 from tests.kvsim.engines.recordings.test_spread import TWELVE, run
 
 

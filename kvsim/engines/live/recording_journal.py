@@ -48,13 +48,9 @@ class Journal:
     def __init__(self, path: Path, head: Head, exchanges: Sequence[Exchange], parts: Sequence[float]):
         self.path, self.head = path, head
         self.exchanges = list(exchanges)
+        """One for each end, more than one of a request that was sent again."""
         self.parts = tuple(parts)
         """When each part began: 0 of the first."""
-
-    @property
-    def n_ended(self) -> int:
-        """Lines that tell of ends, more than one of a request that was sent again."""
-        return len(self.exchanges)
 
     @property
     def latest(self) -> dict[int, Exchange]:

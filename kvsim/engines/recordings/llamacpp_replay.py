@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engines.recordings.files import Record, whole_number
+from kvsim.engines.recordings.recording_files import Record, whole_number
 from kvsim.engines.recordings.replay import Replay, State
 from policies import CacheConfig, Chunk, NoSlot
 from policies.cells.arena import Arena

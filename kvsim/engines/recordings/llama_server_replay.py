@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from kvsim.engines.recordings.files import Record
+from kvsim.engines.recordings.recording_files import Record
 from kvsim.engines.recordings.replay import Replay, State, ZeroTimeBackend
 from kvsim.engines.recordings.server_flags import scenario_of
 from kvsim.scenario.scenario import Scenario
