@@ -108,7 +108,7 @@ def _served(record: Record) -> ServedRequest:
     prompt = tuple((str(source), int(start), int(n)) for source, start, n in record["prompt"])
     tokens = record["token_s"]
     asked = AskedRequest(record["send_s"], prompt, len(tokens))
-    return ServedRequest(str(record["id"]), asked, None, tokens[0], tokens[-1], None)
+    return ServedRequest(str(record["id"]), asked, tokens[0], tokens[-1], None)
 
 
 def _workload(records: Sequence[Record], defaults: Record) -> InMemoryRequests:

@@ -149,11 +149,8 @@ def _scenario(engine: Record, version: str) -> Scenario:
 def _served(record: Record) -> ServedRequest:
     prompt = tuple((str(source), int(start), int(n)) for source, start, n in record["prompt"])
     asked = AskedRequest(record["sent"] / 1e3, prompt, record["n_out"])
-    scheduled = record["sched"] / 1e3 if "sched" in record else None
     first, last, preemptions = record["first"] / 1e3, record["end"] / 1e3, record.get("pre")
-    return ServedRequest(
-        str(record["r"]), asked, scheduled, first, last, None if preemptions is None else int(preemptions)
-    )
+    return ServedRequest(str(record["r"]), asked, first, last, None if preemptions is None else int(preemptions))
 
 
 def _workload(requests: list[Record]) -> InMemoryRequests:
@@ -235,5 +232,5 @@ def _seconds(records: Sequence[Record]) -> tuple[ServerSecond, ...]:
             raise ValueError(f"a step at {record['t']} ms")
         while len(found) < record["t"] / 1e3:
             running, waiting = (record[key][0] for key in ("run", "wait"))
-            found.append(ServerSecond(float(len(found)), running, waiting, None))
+            found.append(ServerSecond(float(len(found)), running, waiting))
     return tuple(found)

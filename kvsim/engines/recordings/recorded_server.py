@@ -7,10 +7,10 @@ and, where they were noted, a line of kind ``second`` for each second. All times
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
@@ -57,34 +57,26 @@ class ServerMeta(BaseModel):
     clock: Clock
     requests: PositiveInt
     """Number of lines of kind ``request`` in the file."""
-    source: str | None = None
-    licence: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ServedRequest:
+class ServedRequest(NamedTuple):
     """A request, and when the server answered it; seconds since the first arrival."""
 
     id: str
     asked: AskedRequest
-    scheduled_s: float | None
-    """When it first left the queue; None if that was not noted."""
     first_token_s: float
     last_token_s: float
     preemptions: int | None
     """None if that was not noted."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSecond:
+class ServerSecond(NamedTuple):
     """The state of the server at one time."""
 
     t: float
     """Seconds since the first arrival."""
     running: int
     waiting: int
-    kv_percent: float | None
-    """Share of the blocks in use, in percent; None if that was not noted."""
 
 
 @dataclass(frozen=True)
@@ -168,16 +160,13 @@ def _from_first_arrival(
     notes = () if ordered == requests else (f"{shown_path(path)}: the requests were sorted by arrival",)
     first_s = ordered[0].asked.arrival_s
     served = tuple(_earlier(request, first_s) for request in ordered)
-    seconds_later = tuple(replace(state, t=state.t - first_s) for state in states)
-    return RecordedServer(path, meta, served, seconds_later, notes)
+    return RecordedServer(path, meta, served, tuple(s._replace(t=s.t - first_s) for s in states), notes)
 
 
 def _earlier(request: ServedRequest, by_s: float) -> ServedRequest:
     """The request with all of its times earlier by some seconds."""
-    return replace(
-        request,
+    return request._replace(
         asked=request.asked._replace(arrival_s=request.asked.arrival_s - by_s),
-        scheduled_s=None if request.scheduled_s is None else request.scheduled_s - by_s,
         first_token_s=request.first_token_s - by_s,
         last_token_s=request.last_token_s - by_s,
     )
@@ -209,7 +198,7 @@ def _request(row: Object) -> ServedRequest:
     times = dict(named)
     preemptions = None if row.get("preemptions") is None else whole(row, "preemptions", 0, _MAX_COUNT)
     first, last = times["first_token_s"], times["last_token_s"]
-    return ServedRequest(str(row["id"]), asked, times.get("scheduled_s"), first, last, preemptions)
+    return ServedRequest(str(row["id"]), asked, first, last, preemptions)
 
 
 def _second(row: Object, before: float) -> ServerSecond:
@@ -219,5 +208,6 @@ def _second(row: Object, before: float) -> ServerSecond:
     if now < before:
         raise FlawError(f"t {now} is earlier than the second before, {before}")
     running, waiting = (whole(row, key, 0, _MAX_COUNT) for key in ("running", "waiting"))
-    share = None if row.get("kv_percent") is None else seconds(row, "kv_percent", most=100.0)
-    return ServerSecond(now, running, waiting, share)
+    if row.get("kv_percent") is not None:
+        seconds(row, "kv_percent", most=100.0)
+    return ServerSecond(now, running, waiting)

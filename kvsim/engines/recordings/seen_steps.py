@@ -9,8 +9,8 @@ out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ _NEAR = 0.5
 """Tokens that come within this share of the usual gap belong to one step."""
 
 
-@dataclass(frozen=True)
-class SeenRequest:
+class SeenRequest(NamedTuple):
     """A request as its client saw it; times in seconds."""
 
     prompt_tokens: int
@@ -37,8 +36,7 @@ class SeenRequest:
     """How long the prompt took by the server's own clock; None if it does not say."""
 
 
-@dataclass(frozen=True)
-class _Token:
+class _Token(NamedTuple):
     at_s: float
     request: int
     number: int
@@ -75,8 +73,7 @@ def _decodes(requests: Sequence[SeenRequest], scenario: Scenario) -> list[Measur
 def _steps(requests: Sequence[SeenRequest], near: float) -> list[list[_Token]]:
     """The tokens that came together."""
     tokens = sorted(
-        (_Token(at, i, number) for i, request in enumerate(requests) for number, at in enumerate(request.token_s)),
-        key=lambda token: token.at_s,
+        _Token(at, i, number) for i, request in enumerate(requests) for number, at in enumerate(request.token_s)
     )
     found: list[list[_Token]] = []
     for token in tokens:
@@ -116,10 +113,8 @@ def _prompt(request: SeenRequest, scenario: Scenario) -> MeasuredStep | None:
     if not 1 < tokens <= scenario.n_batch:
         return None
     most = scenario.n_ubatch if scenario.server.scheduler == "llama-server" else tokens
-    works = []
-    for at in range(0, tokens, most):
-        n = min(most, tokens - at)
-        works.append(_work([(n, start + at + n)]))
+    ends = [min(at + most, tokens) for at in range(0, tokens, most)]
+    works = [_work([(end - at, start + end)]) for at, end in zip([0, *ends], ends, strict=False)]
     end_s = request.token_s[0]
     waited = end_s - request.sent_s if request.prompt_s is None else request.prompt_s
     return MeasuredStep(request.sent_s, waited, end_s, tuple(works), by_client=request.prompt_s is None)

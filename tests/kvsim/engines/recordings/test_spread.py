@@ -19,7 +19,6 @@ def run(name, times, server="s", settings="a", after=(), lengths=None):
         ServedRequest(
             str(number),
             AskedRequest(float(number), (("text", 0, 10),), (lengths or {}).get(number, 11)),
-            None,
             number + 1.0,
             number + seconds,
             None,
@@ -44,7 +43,7 @@ def moved(one, by_s, ids):
 
 def later(request, by_s):
     asked = request.asked._replace(arrival_s=request.asked.arrival_s + by_s)
-    return ServedRequest(request.id, asked, None, request.first_token_s + by_s, request.last_token_s + by_s, None)
+    return ServedRequest(request.id, asked, request.first_token_s + by_s, request.last_token_s + by_s, None)
 
 
 def test_latencies():
