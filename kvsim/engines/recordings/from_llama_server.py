@@ -22,12 +22,11 @@ from kvsim.engines.recordings.steps import (
     as_json_key,
     machine_of,
     one_after_another,
+    replayed,
     since_last,
-    works_of,
 )
 from kvsim.experiments.traffic import InMemoryRequests
 from kvsim.simulation.run import build_policy
-from policies import Kernel
 from workloads import Request
 from workloads.traces.recorded import AskedRequest
 
@@ -40,7 +39,7 @@ def read_llama_server(path: Path, header: Record, records: Sequence[Record]) -> 
     """Read such a recording. Raises ``UserError``, ``ValueError`` and ``KeyError`` if it is none."""
     requests = [record for record in records if record["type"] == "request"]
     replay = LlamaServerReplay(header)
-    scenario, kernel = replay.scenario, build_policy(replay.scenario).kernel
+    scenario = replay.scenario
     said, model, machine = header["server"], header.get("model", {}), header.get("machine", {})
     meta = ServerMeta(
         engine="llama-server",
@@ -56,7 +55,7 @@ def read_llama_server(path: Path, header: Record, records: Sequence[Record]) -> 
     )
     recorded = any(record["type"] == "step" for record in records)
     if recorded:
-        steps = _steps(replay, records, kernel)
+        steps = _steps(replay, records)
     else:
         steps = seen_steps([_seen(record) for record in requests if record.get("token_s")], scenario)
     server = [replay.era, model, machine.get("cpu"), machine.get("cores"), _threads(header)]
@@ -73,7 +72,7 @@ def read_llama_server(path: Path, header: Record, records: Sequence[Record]) -> 
         clients=RecordedClients(_after(requests), front_end, _begun_after(records)),
         steps=steps,
         seen=not recorded,
-        kernel=kernel,
+        kernel=build_policy(scenario).kernel,
         machine=_machine(header),
         same_costs=as_json_key(same_server, attention, said.get("n_ubatch")),
         same_server=same_server,
@@ -182,16 +181,13 @@ def _seen(record: Record) -> SeenRequest:
     return SeenRequest(tokens, cached, record["send_s"], record["token_s"], slot, prompt_s)
 
 
-def _steps(replay: LlamaServerReplay, records: Sequence[Record], kernel: Kernel) -> tuple[MeasuredStep, ...]:
-    """The steps that found room, with the passes that our policy makes of them."""
-    (group,) = build_policy(replay.scenario).groups
+def _steps(replay: LlamaServerReplay, records: Sequence[Record]) -> tuple[MeasuredStep, ...]:
+    """The steps that found room."""
     placed: list[MeasuredStep] = []
     idle: list[bool] = []
-    for record in records:
-        replay.perform(record)
+    for record, works in replayed(replay, replay.scenario, records):
         if record["type"] == "step" and record["ok"]:
             start_s, took_s = float(record["t"]), float(record["s"])
-            works = works_of(kernel, group, replay.placed)
             placed.append(MeasuredStep(start_s, took_s, start_s + took_s, works))
             idle.append(False)
         elif record["type"] == "event" and record["kind"] == "idle" and idle:

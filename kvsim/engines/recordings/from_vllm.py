@@ -22,8 +22,8 @@ from kvsim.engines.recordings.steps import (
     machine_of,
     one_after_another,
     overlapping,
+    replayed,
     since_last,
-    works_of,
 )
 from kvsim.engines.recordings.vllm_scenario import VllmLimits, vllm_behaviour, vllm_scenario
 from kvsim.engines.recordings.vllm_scheduler import ServerReplay
@@ -32,12 +32,10 @@ from kvsim.experiments.traffic import InMemoryRequests
 from kvsim.model.engine_versions import PRESENT
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.run import build_policy
-from policies import Group, Kernel
 from workloads import Request, Segment
 from workloads.request import answer_of
 from workloads.traces.recorded import AskedRequest
 
-_KERNEL: Kernel = "gather"
 _SEQUENCES = 256
 """Requests at the same time where vLLM is not told how many."""
 _WAITS = ("mode", "async_scheduling")
@@ -71,8 +69,7 @@ def read_vllm(path: Path, header: Record, records: Sequence[Record]) -> SteppedS
     )
     recorded = any(record["type"] == "step" for record in records)
     if recorded:
-        (group,) = build_policy(scenario).groups
-        steps = _steps(header, records, group)
+        steps = _steps(header, scenario, records)
     else:
         steps = seen_steps([_seen(record) for record in requests if record.get("tok")], scenario)
     return SteppedServer(
@@ -85,7 +82,7 @@ def read_vllm(path: Path, header: Record, records: Sequence[Record]) -> SteppedS
         clients=RecordedClients(_after(header, requests), _front_end(requests, steps if recorded else ())),
         steps=steps,
         seen=not recorded,
-        kernel=_KERNEL,
+        kernel=build_policy(scenario).kernel,
         machine=machine_of(
             meta.device,
             cores,
@@ -204,14 +201,11 @@ def _seen(record: Record) -> SeenRequest:
     return SeenRequest(record["n_prompt"], record.get("hit", 0), record["sent"] / 1e3, times)
 
 
-def _steps(header: Record, records: Sequence[Record], group: Group) -> tuple[MeasuredStep, ...]:
-    """The steps that computed something, with the passes that our scheduler and policy make of them."""
-    replay = ServerReplay(header)
+def _steps(header: Record, scenario: Scenario, records: Sequence[Record]) -> tuple[MeasuredStep, ...]:
+    """The steps that computed something."""
     placed: list[MeasuredStep] = []
     idle: list[bool] = []
-    for record in records:
-        replay.perform(record)
-        works = works_of(_KERNEL, group, replay.placed) if record["type"] == "step" else ()
+    for record, works in replayed(ServerReplay(header), scenario, records):
         if works and record["n"]:
             computed_ms = record["sched"] + record["exec"]
             output_s = float(record["t"] + record["sched"] + record["exec"]) / 1e3

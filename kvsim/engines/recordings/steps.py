@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -15,10 +15,13 @@ from kvsim.calibration.llamacpp import SKIPPING
 from kvsim.costs.pass_layout import Sample, Work, regime_of, work_of
 from kvsim.costs.profile import MachineInfo, Regime
 from kvsim.engines.recordings.recorded_server import RecordedServer
+from kvsim.engines.recordings.recording_files import Record
+from kvsim.engines.recordings.replay import Replay
 from kvsim.experiments.traffic import InMemoryRequests
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.arrivals import Inbox, Process
-from policies import Group, Kernel, MicroBatch
+from kvsim.simulation.run import build_policy
+from policies import Kernel
 from workloads import Request, Workload
 
 
@@ -99,9 +102,16 @@ class SteppedServer(RecordedServer):
         return str(number)
 
 
-def works_of(kernel: Kernel, group: Group, batches: Sequence[MicroBatch]) -> tuple[Work, ...]:
-    """What the passes of a step do."""
-    return tuple(work_of(kernel, batch, group, kernel in SKIPPING) for batch in batches)
+def replayed(
+    replay: Replay, scenario: Scenario, records: Iterable[Record]
+) -> Iterator[tuple[Record, tuple[Work, ...]]]:
+    """Replay records, and say with each step what its passes did, as our policy makes them; nothing with others."""
+    policy = build_policy(scenario)
+    (group,), kernel = policy.groups, policy.kernel
+    for record in records:
+        replay.perform(record)
+        placed = replay.placed if record["type"] == "step" else ()
+        yield record, tuple(work_of(kernel, batch, group, kernel in SKIPPING) for batch in placed)
 
 
 def fitting_half(steps: Sequence[MeasuredStep]) -> list[bool]:

@@ -39,19 +39,31 @@ MANAGERS = {
     "window": {"window": 13, "blocks": 30},
     "window between blocks": {"window": 9, "blocks": 24, "size": 3},
 }
-SERVERS = {
+BOTH = {
     "plain": {},
     "tiny blocks": {"blocks": 24, "size": 2},
     "nothing cached": {"caching": False},
     "priority": {"priority": True},
-    "priority, prompts need not fit": {"priority": True, "whole": False, "budget": 6},
     "prompts need not fit": {"whole": False, "budget": 7},
     "watermark": {"watermark": 0.2},
     "window": {"window": 9},
     "not chunked": {"chunked": False, "most": 24},
-    "not chunked, answers beyond the budget": {"chunked": False, "budget": 9},
     "long prompts give way": {"threshold": 5, "budget": 12},
     "short sequences": {"most": 20},
+}
+STEP_BY_STEP = BOTH | {
+    "priority, prompts need not fit": {"priority": True, "whole": False, "budget": 6},
+    "not chunked, answers beyond the budget": {"chunked": False, "budget": 9},
+}
+AHEAD = BOTH | {
+    "three in flight": {"depth": 3},
+    "three in flight, with a window": {"depth": 3, "window": 9},
+    "four in flight, by priority": {"depth": 4, "priority": True},
+}
+SCHEDULERS = {
+    f"{name}{', ahead' * (make is record_async)}": (make, keys)
+    for make, table in ((record_scheduler, STEP_BY_STEP), (record_async, AHEAD))
+    for name, keys in table.items()
 }
 
 
@@ -67,43 +79,13 @@ def test_random_calls_of_the_model_manager_agree(tmp_path, keys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keys", SERVERS.values(), ids=SERVERS)
-def test_random_steps_of_the_model_scheduler_agree(tmp_path, keys):
-    preemptions = 0
-    for seed in range(2):
-        records = record_scheduler(seed, **keys)
-        found = ENGINES["vllm"](write(tmp_path / "steps.jsonl", records))
-        assert found.first is None
-        assert (found.agree, found.total, found.era) == (len(records) - 2, len(records) - 2, "a model, scheduler")
-        preemptions += sum(call[0] == "P" for record in records for call in record.get("calls", ()))
-    assert preemptions > 0
-
-
-AHEAD = {
-    "plain": {},
-    "tiny blocks": {"blocks": 24, "size": 2},
-    "nothing cached": {"caching": False},
-    "priority": {"priority": True},
-    "prompts need not fit": {"whole": False, "budget": 7},
-    "watermark": {"watermark": 0.2},
-    "window": {"window": 9},
-    "not chunked": {"chunked": False, "most": 24},
-    "long prompts give way": {"threshold": 5, "budget": 12},
-    "short sequences": {"most": 20},
-    "three in flight": {"depth": 3},
-    "three in flight, with a window": {"depth": 3, "window": 9},
-    "four in flight, by priority": {"depth": 4, "priority": True},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keys", AHEAD.values(), ids=AHEAD)
-def test_random_steps_of_the_asynchronous_model_agree(tmp_path, keys):
-    preemptions, era = 0, "a model, scheduler, asynchronous"
+@pytest.mark.parametrize(("make", "keys"), SCHEDULERS.values(), ids=SCHEDULERS)
+def test_random_steps_of_the_model_schedulers_agree(tmp_path, make, keys):
+    preemptions, era = 0, f"a model, scheduler{', asynchronous' * (make is record_async)}"
     if "depth" in keys:
         era += f", {keys['depth']} steps in flight"
     for seed in range(2):
-        records = record_async(seed, **keys)
+        records = make(seed, **keys)
         found = ENGINES["vllm"](write(tmp_path / "steps.jsonl", records))
         assert found.first is None
         assert (found.agree, found.total, found.era) == (len(records) - 2, len(records) - 2, era)
