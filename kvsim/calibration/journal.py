@@ -1,17 +1,15 @@
-"""A file of the measurements so far, from which an interrupted calibration can resume."""
+"""A file of what was measured or sent so far, from which what was interrupted goes on."""
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kvsim.calibration.pace import Tick
-from kvsim.costs.pass_layout import Sample
-from kvsim.costs.profile import NUMPY
 from kvsim.errors import UserError
-from kvsim.model.engine_shapes import Storage
 
 
 class Line(BaseModel):
@@ -20,130 +18,89 @@ class Line(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class JournalHeader(Line):
-    """Conditions under which measurements belong to the same calibration."""
-
-    format: Literal[2] = 2
-    model: str
-    type_k: Storage
-    type_v: Storage
-    each: Annotated[int, Field(ge=1, le=10_000)]
-    """Forward passes for each kernel."""
-    runs: Annotated[int, Field(ge=1, le=100)]
-    """Server runs in a round, for each kernel."""
-    trials: int
-    """Trials that were drawn."""
-    processor: str
-    blas: str
-    numpy: str
-    engine: str = NUMPY
-    threads: int = 1
-
-
-class TrialMeasurement(NamedTuple):
-    """One measurement of a trial."""
-
-    trial: int
-    """Its number, in the order in which the trials were drawn."""
-    at_s: float
-    """When, on the clock of the piece."""
-    seconds: float
-
-
-class ServedPass(NamedTuple):
-    """A sampled pass of a server run."""
-
-    at_s: float
-    """When, on the clock of the piece."""
-    sample: Sample
-
-
-class MeasuredPiece(Line):
-    """What was measured without interruption between two entries of the journal."""
-
-    items: int
-    """Trials and server runs that ended."""
-    trials: tuple[TrialMeasurement, ...]
-    mixed: tuple[ServedPass, ...]
-    ticks: tuple[Tick, ...]
-    """Measurements of the reference passes."""
-    disturbed: int
-    """Measurements that do not count, since other work had the processor."""
-    wall_s: float
-    """Seconds by the clock, times the threads at work."""
-    cpu_s: float
-    """Processor seconds in that time."""
-
-
 HeaderT = TypeVar("HeaderT", bound=Line)
-PieceT = TypeVar("PieceT", bound=Line)
+EntryT = TypeVar("EntryT", bound=Line)
 LineT = TypeVar("LineT", bound=Line)
 
 
-class JournalOf(Generic[HeaderT, PieceT]):
-    """A file of lines in JSON: a header of one kind, then a line for each piece of another."""
+class Journal(Generic[HeaderT, EntryT]):
+    """A file of lines in JSON: a header of one kind, then entries of others.
 
-    def __init__(self, path: Path | None, header: type[HeaderT], piece: type[PieceT]):
+    A line is added by one write at the end, so that a kill loses that line at most; a line without an end is ignored,
+    and taken away before the next is added.
+    """
+
+    def __init__(self, path: Path | None, header: type[HeaderT], *entries: type[EntryT]):
         """With ``path`` None, nothing is stored."""
-        self._path, self._header, self._piece = path, header, piece
+        self.path, self._header, self._kinds = path, header, entries
 
     def header(self) -> HeaderT | None:
-        """The header in the file; None if there is no file or it is not a journal."""
+        """The header in the file; None if there is no file or it is not a journal. Raises ``UserError``."""
         lines = self._lines()
-        return _parsed(self._header, lines[0]) if lines else None
+        return _parsed(lines[0], self._header) if lines else None
 
-    def pieces(self) -> list[PieceT]:
-        """All complete pieces; an incomplete last line is ignored."""
-        found = [_parsed(self._piece, line) for line in self._lines()[1:]]
-        return [each for each in found if each is not None]
+    def entries(self) -> list[EntryT]:
+        """All entries. Raises ``UserError`` if one is damaged."""
+        found: list[EntryT] = []
+        for number, line in enumerate(self._lines()[1:], start=2):
+            if (entry := _parsed(line, *self._kinds)) is None:
+                raise UserError(f"{self.path}: line {number} is damaged; delete the file to begin anew")
+            found.append(entry)
+        return found
+
+    def go_on(self, header: HeaderT) -> list[EntryT]:
+        """The entries of a file that has this header; else none, and a new file. Raises ``UserError``."""
+        found = self.entries() if self.header() == header else []
+        if not found:
+            self.begin(header)
+        return found
 
     def begin(self, header: HeaderT) -> None:
         """Start a new file, replacing any other. Raises ``UserError`` if it cannot be written."""
-        self._write([], header)
+        self._write("w", header)
 
-    def add(self, done: PieceT) -> None:
-        """Append a piece."""
-        self._write(self._lines(), done)
+    def add(self, entry: EntryT) -> None:
+        """Append an entry. Raises ``UserError`` if it cannot be written."""
+        self._write("a", entry)
 
     def remove(self) -> None:
         """Delete the file."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
 
     def _lines(self) -> list[str]:
-        if self._path is None:
+        if self.path is None:
             return []
         try:
-            text = self._path.read_text(encoding="utf-8")
+            return self.path.read_text(encoding="utf-8").split("\n")[:-1]
         except FileNotFoundError:
             return []
         except (OSError, UnicodeDecodeError) as e:
-            raise UserError(f"{self._path}: cannot go on from it: {e}; remove it to begin anew") from None
-        whole, _, _ = text.rpartition("\n")
-        return whole.split("\n") if whole else []
+            raise UserError(f"{self.path}: cannot go on from it: {e}; delete it to begin anew") from None
 
-    def _write(self, before: list[str], line: Line) -> None:
-        """Replace the file atomically, so that an interruption leaves the old one intact."""
-        if self._path is None:
+    def _write(self, mode: str, line: Line) -> None:
+        if self.path is None:
             return
-        new = self._path.with_name(self._path.name + ".new")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text("".join(f"{each}\n" for each in [*before, line.model_dump_json()]), encoding="utf-8")
-            new.replace(self._path)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if mode == "a" and not _ends_whole(self.path):
+                os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+            with self.path.open(mode, encoding="utf-8") as file:
+                file.write(f"{line.model_dump_json()}\n")
         except OSError as e:
-            raise UserError(f"{self._path}: cannot write: {e.strerror}") from None
+            raise UserError(f"{self.path}: cannot write: {e.strerror}") from None
 
 
-class Journal(JournalOf[JournalHeader, MeasuredPiece]):
-    """The journal of an engine that is measured on this machine."""
+def _ends_whole(path: Path) -> bool:
+    """Whether a file, which is not empty, ends with a whole line."""
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
 
-    def __init__(self, path: Path | None):
-        super().__init__(path, JournalHeader, MeasuredPiece)
 
-
-def _parsed(kind: type[LineT], line: str) -> LineT | None:
-    try:
-        return kind.model_validate_json(line)
-    except ValidationError:
-        return None
+def _parsed(line: str, *kinds: type[LineT]) -> LineT | None:
+    """The line as the first kind that it is of; None if it is of none."""
+    for kind in kinds:
+        with suppress(ValidationError):
+            return kind.model_validate_json(line)
+    return None

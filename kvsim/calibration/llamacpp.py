@@ -21,20 +21,20 @@ from kvsim.calibration.llamacpp_session import LlamaCppSession, absolute_model_p
 from kvsim.calibration.pace import DECODE_TOKENS, PROMPT_TOKENS
 from kvsim.calibration.pieces import PieceRecorder
 from kvsim.calibration.reference_passes import ReferencePasses
-from kvsim.calibration.serving import USERS, SamplingBackend
+from kvsim.calibration.serving import USERS, SamplingBackend, closed_loop
 from kvsim.calibration.subject import passes_in, runs_in
-from kvsim.calibration.trials import HostCopyWork, Trial, Trials, host_copy_sizes, random_lengths
+from kvsim.calibration.trials import CELLS, Measurable, Trial, host_copy_sizes, random_lengths
+from kvsim.costs.fitting import HostCopySample, MoveSample, ShiftSample
+from kvsim.costs.pass_layout import sample_of
 from kvsim.model.engine_shapes import Storage
-from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import drive
-from policies import CacheConfig, Chunk, Group, Kernel, MicroBatch, Moves, Place
+from policies import CacheConfig, Chunk, Group, Kernel, MicroBatch, Place
 from policies.cells.reads import padded_span, reads_of
 from policies.layouts.llamacpp import early_2025
 from real_engine.llama_library import BatchRow, Context, ContextSettings
 
-CELLS = 4096
-"""Cells of the measured caches."""
 _FILLED = 3520
 """Most cells of the long sequence, so that the longest pass fits after it."""
 _LONGEST = 512
@@ -65,6 +65,7 @@ class LlamaSubject:
     """The real llama.cpp with a model, without and with flash attention."""
 
     shifts_all = True
+    skipping = SKIPPING
 
     def __init__(
         self,
@@ -97,33 +98,36 @@ class LlamaSubject:
     def sizes(self, seconds: float) -> tuple[int, int]:
         """Sizes from the time of one decode."""
         decode = self._reference_context.timed([1], _REFERENCE_CELLS)
-        decodes = seconds / 2 / min(Trial(decode).measure())
+        decodes = seconds / 2 / min(Trial(ShiftSample(cells=1, seconds=0.0), decode).measure())
         each, runs = decodes / len(self._prefilled) / _PASSES, decodes / len(self._served) / _SERVED
         return passes_in(each), runs_in(runs)
 
-    def draw(self, each: int, rng: np.random.Generator) -> Trials:
+    def draw(self, each: int, rng: np.random.Generator) -> list[Trial]:
         """Draw passes on caches filled up to some cell, defragmentations in era A, and K-shifts."""
-        trials = Trials(groups=dict.fromkeys(self._prefilled, Group(CELLS)), skipping=SKIPPING)
+        trials: list[Trial] = []
         for kernel, prefilled in self._prefilled.items():
             for i in range(each):
                 lengths = [_LONGEST] if i == 0 else random_lengths(rng)
                 filled = _FILLED if rng.random() < 0.1 else min(round(2 ** rng.uniform(5, 12)), _FILLED)
                 run = prefilled.timed(lengths, filled)
                 before = prefilled.timed([1], filled) if max(lengths) > 1 else None
-                trials.passes.append((kernel, prefilled.pass_of(lengths, filled), prefilled.trial(run, before, filled)))
+                batch = [prefilled.pass_of(lengths, filled)]
+                skips = kernel in SKIPPING
+                sample = sample_of(kernel, batch, Group(CELLS), 0.0, len(trials), mixed=False, skips=skips)
+                trials.append(prefilled.trial(sample, run, before, filled))
         if self._era == "A":
             (prefilled, *_) = self._prefilled.values()
             for _ in range(_MOVES):
-                trials.moves.append(prefilled.defragmentation(self._session.model.n_layers, rng))
+                trials.append(prefilled.defragmentation(self._session.model.n_layers, rng))
         for cells in _SHIFTED:
             context = self._context(next(iter(self._prefilled)), cells)
             self._others.append(context)
-            trials.shifts.append((cells, Trial(_timed_shift(context, cells))))
+            trials.append(Trial(ShiftSample(cells=cells, seconds=0.0), _timed_shift(context, cells)))
         # With flash attention, as the server has it by default; without, V is transposed, and copied row by row.
         prefilled = self._prefilled["tiled"]
         for n in host_copy_sizes(rng, _HOST_COPIES):
             for out in (True, False):
-                trials.host_copies.append((HostCopyWork(out, 1, n), prefilled.host_copy(n, out=out)))
+                trials.append(prefilled.host_copy(n, out=out))
         return trials
 
     def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator, recorder: PieceRecorder) -> None:
@@ -167,29 +171,21 @@ class LlamaSubject:
     ) -> Scenario:
         """Random requests of ``users`` users in a closed loop."""
         streams = policy == "streams"
-        return load_scenario(
-            {
-                "name": f"calibration {turn}",
-                "seed": seed,
-                "workload": {
-                    "kind": "closed-loop",
-                    "users": users,
-                    "think_s": 0.0,
-                    "requests": users + _REQUESTS,
-                    "prompt_tokens": {"kind": "lognormal", "mu": 4.2, "sigma": 1.0, "min": 2, "max": 480},
-                    "output_tokens": {"kind": "lognormal", "mu": 3.2, "sigma": 0.8, "min": 2, "max": 120},
-                },
-                "model": {"name": self.model},
-                "server": {"slots": users, "n_batch": 256, "n_ubatch": n_ubatch, "slot_context": 640},
-                "cache": {
-                    "cells": users * _SLOT if streams else CELLS,
-                    "kernel": kernel,
-                    "unified": not streams,
-                    "type_k": self.type_k,
-                    "type_v": self.type_v,
-                    "threshold": 0.0,
-                },
-            }
+        return closed_loop(
+            turn,
+            seed,
+            self.model,
+            users,
+            users + _REQUESTS,
+            server={"n_batch": 256, "n_ubatch": n_ubatch},
+            cache={
+                "cells": users * _SLOT if streams else CELLS,
+                "kernel": kernel,
+                "unified": not streams,
+                "type_k": self.type_k,
+                "type_v": self.type_v,
+                "threshold": 0.0,
+            },
         )
 
     def _context(self, kernel: Kernel, cells: int) -> Context:
@@ -324,7 +320,9 @@ class PrefilledContext:
 
         return run
 
-    def trial(self, run: Callable[[], float], before: Callable[[], float] | None, filled: int) -> Trial:
+    def trial(
+        self, sample: Measurable, run: Callable[[], float], before: Callable[[], float] | None, filled: int
+    ) -> Trial:
         """A trial of ``run`` with exactly ``filled`` cells filled."""
 
         def ready(then: Callable[[], float]) -> Callable[[], float]:
@@ -334,7 +332,7 @@ class PrefilledContext:
 
             return go
 
-        return Trial(ready(run), None if before is None else ready(before))
+        return Trial(sample, ready(run), None if before is None else ready(before))
 
     def host_copy(self, filled: int, *, out: bool) -> Trial:
         """A copy of a sequence of ``filled`` tokens to memory that is newly allocated, as the server does, or back.
@@ -362,14 +360,15 @@ class PrefilledContext:
             save()
             return decode()
 
-        return self.trial(save, decode, filled) if out else self.trial(load, prepare_load, filled)
+        sample = HostCopySample(out=out, runs=1, cells=filled, seconds=0.0)
+        return self.trial(sample, save, decode, filled) if out else self.trial(sample, load, prepare_load, filled)
 
     def reference_passes(self) -> ReferencePasses:
         """Reference passes on the cells filled at present."""
         decode, prompt = self.timed([1] * DECODE_TOKENS, self._filled), self.timed([PROMPT_TOKENS], self._filled)
         return ReferencePasses(decode, prompt)
 
-    def defragmentation(self, n_layers: int, rng: np.random.Generator) -> tuple[Moves, Trial]:
+    def defragmentation(self, n_layers: int, rng: np.random.Generator) -> Trial:
         """A defragmentation pass over random holes; some passes have nothing to move."""
         runs, length = int(rng.integers(0, 33)), int(2 ** rng.uniform(0, 6))
         length = max(1, min(length, _FILLED // (4 * max(runs, 1))))
@@ -393,7 +392,7 @@ class PrefilledContext:
             self._filled = 0  # The cells have changed, so refill them next time.
             return seconds
 
-        return moves, Trial(run, before=lambda: 0.0)
+        return Trial(MoveSample(runs=moves.n_runs, cells=moves.n_cells, seconds=0.0), run, before=lambda: 0.0)
 
 
 def _new_memory(size: int) -> NDArray[np.uint8]:

@@ -23,7 +23,7 @@ DECODE_TOKENS, PROMPT_TOKENS = 2, 32
 
 WINDOWS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 1e6)
 """Standard deviations of the windows to choose from; the last is the mean over all."""
-AS_GOOD = 1.03
+_AS_GOOD = 1.03
 """Error over that of the best window at which another one is as good."""
 _NEIGHBOURS = 2
 """Neighbours on each side by which an outlier is recognised."""
@@ -73,13 +73,15 @@ def choose_windows(stretches: Sequence[Sequence[Tick]], known_s: Sequence[float]
     """The windows that predict each tick best from the others of its stretch of time."""
     found = [_logarithms(ticks, known_s) for ticks in stretches if len(ticks) > _NEIGHBOURS]
 
-    def best(values: int) -> float:
-        errors = [sum(left_out_error(each[0], each[values], window) for each in found) for window in WINDOWS_S]
-        # Of windows that predict about as well, the widest adds least noise.
-        good = [window for window, error in zip(WINDOWS_S, errors, strict=True) if error <= AS_GOOD * min(errors)]
-        return good[-1]
+    level, ratio = (best_window([(each[0], each[values]) for each in found]) for values in (1, 2))
+    return Windows(level_s=level, ratio_s=ratio)
 
-    return Windows(level_s=best(1), ratio_s=best(2))
+
+def best_window(stretches: Sequence[tuple[FloatArray, FloatArray]]) -> float:
+    """The window that predicts each value best from the others of its stretch: pairs of moments and values."""
+    errors = [sum(_left_out_error(at, values, window) for at, values in stretches) for window in WINDOWS_S]
+    # Of windows that predict about as well, the widest adds least noise.
+    return [window for window, error in zip(WINDOWS_S, errors, strict=True) if error <= _AS_GOOD * min(errors)][-1]
 
 
 def median_seconds(stretches: Sequence[Sequence[Tick]]) -> tuple[float, float]:
@@ -115,7 +117,7 @@ def smoothed(moments: FloatArray, at: FloatArray, values: FloatArray, window_s: 
     return _weights(-0.5 * ((moments[:, None] - at) / window_s) ** 2) @ values
 
 
-def left_out_error(at: FloatArray, values: FloatArray, window_s: float) -> float:
+def _left_out_error(at: FloatArray, values: FloatArray, window_s: float) -> float:
     """Sum of the absolute errors of predicting each value from the others."""
     exponent = -0.5 * ((at[:, None] - at) / window_s) ** 2
     np.fill_diagonal(exponent, -np.inf)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from kvsim import machine
-from kvsim.calibration.journal import MeasuredPiece, ServedPass, TrialMeasurement
-from kvsim.calibration.pace import PaceCurve, Windows, choose_windows, median_seconds
+from kvsim.calibration.journal import Line
+from kvsim.calibration.pace import PaceCurve, Tick, Windows, choose_windows, median_seconds
 from kvsim.calibration.reference_passes import PaceKeeper
-from kvsim.calibration.trials import Trial, Trials, half_width, scatter
-from kvsim.costs.fitting import HostCopySample, MoveSample, ShiftSample
+from kvsim.calibration.trials import Measurable, Trial, half_width, medians, scatter
 from kvsim.costs.pass_layout import Sample
 from kvsim.costs.profile import Pace
 
@@ -20,6 +20,41 @@ _LONG_S = 0.03
 """Seconds of a pass during which a busy system will take the processor away in any case."""
 _SPREAD = 3
 """Measurements of a trial before their scatter says anything."""
+
+
+class TrialMeasurement(NamedTuple):
+    """One measurement of a trial."""
+
+    trial: int
+    """Its number, in the order in which the trials were drawn."""
+    at_s: float
+    """When, on the clock of the piece."""
+    seconds: float
+
+
+class ServedPass(NamedTuple):
+    """A sampled pass of a server run."""
+
+    at_s: float
+    """When, on the clock of the piece."""
+    sample: Sample
+
+
+class MeasuredPiece(Line):
+    """What was measured without interruption between two entries of the journal."""
+
+    items: int
+    """Trials and server runs that ended."""
+    trials: tuple[TrialMeasurement, ...]
+    mixed: tuple[ServedPass, ...]
+    ticks: tuple[Tick, ...]
+    """Measurements of the reference passes."""
+    disturbed: int
+    """Measurements that do not count, since other work had the processor."""
+    wall_s: float
+    """Seconds by the clock, times the threads at work."""
+    cpu_s: float
+    """Processor seconds in that time."""
 
 
 class PieceRecorder:
@@ -75,12 +110,12 @@ class PieceRecorder:
 class AtOnePace:
     """All measurements, divided by the machine's pace at their moments."""
 
-    samples: list[Sample]
+    alone: list[Measurable]
+    """What the trials say, in their order."""
+    mixed: list[Sample]
+    """Passes of server runs."""
     unpaced_s: list[float]
-    """Seconds of the samples as they were measured."""
-    moves: list[MoveSample]
-    shifts: list[ShiftSample]
-    host_copies: list[HostCopySample]
+    """Seconds of all passes as they were measured, those of trials first."""
     reference_s: tuple[float, float]
     """Seconds of the reference passes at pace 1: their medians."""
     pace: Pace
@@ -90,26 +125,24 @@ class AtOnePace:
     """Median over the trials of the standard deviation of their measurements, relative; None if not known."""
 
 
-def at_one_pace(trials: Trials, pieces: Sequence[MeasuredPiece]) -> AtOnePace:
+def at_one_pace(trials: Sequence[Trial], pieces: Sequence[MeasuredPiece]) -> AtOnePace:
     """Divide what was measured by the pace at its moment. At least one piece is needed."""
     reference_s, windows, curves = _curves(pieces)
     paced = _trial_seconds(trials, pieces, curves)
-    measured = _trial_seconds(trials, pieces, [None] * len(pieces))
+    measured = medians(trials, _trial_seconds(trials, pieces, [None] * len(pieces)))
     mixed: list[Sample] = []
     for piece, curve in zip(pieces, curves, strict=True):
-        sizes = [max(work.tokens for work in (served.sample, *served.sample.further)) for served in piece.mixed]
+        sizes = [max(work.tokens for work in served.sample.works) for served in piece.mixed]
         pace = curve.at([served.at_s for served in piece.mixed], sizes).tolist()
         for (_, sample), each in zip(piece.mixed, pace, strict=True):
             mixed.append(sample.model_copy(update={"seconds": sample.seconds / each}))
-    alone, unpaced = trials.samples(paced), trials.samples(measured).passes
     low, middle, high = np.quantile(np.concatenate([curve.levels() for curve in curves]), [0.05, 0.5, 0.95]).tolist()
     known = [each for each in paced if len(each) >= _SPREAD]
     return AtOnePace(
-        samples=alone.passes + mixed,
-        unpaced_s=[s.seconds for s in unpaced] + [served.sample.seconds for piece in pieces for served in piece.mixed],
-        moves=alone.moves,
-        shifts=alone.shifts,
-        host_copies=alone.host_copies,
+        alone=medians(trials, paced),
+        mixed=mixed,
+        unpaced_s=[each.seconds for each in measured if isinstance(each, Sample)]
+        + [served.sample.seconds for piece in pieces for served in piece.mixed],
         reference_s=reference_s,
         pace=Pace(p5=low, p50=middle, p95=high, window_s=windows.level_s),
         half_width=_half_width(paced),
@@ -117,7 +150,7 @@ def at_one_pace(trials: Trials, pieces: Sequence[MeasuredPiece]) -> AtOnePace:
     )
 
 
-def half_width_of(trials: Trials, pieces: Sequence[MeasuredPiece]) -> float:
+def half_width_of(trials: Sequence[Trial], pieces: Sequence[MeasuredPiece]) -> float:
     """``AtOnePace.half_width`` of what was measured so far."""
     _, _, curves = _curves(pieces)
     return _half_width(_trial_seconds(trials, pieces, curves))
@@ -136,10 +169,10 @@ def _curves(pieces: Sequence[MeasuredPiece]) -> tuple[tuple[float, float], Windo
 
 
 def _trial_seconds(
-    trials: Trials, pieces: Sequence[MeasuredPiece], curves: Sequence[PaceCurve | None]
+    trials: Sequence[Trial], pieces: Sequence[MeasuredPiece], curves: Sequence[PaceCurve | None]
 ) -> list[list[float]]:
     """Seconds of each trial's measurements; divided by the pace where there are curves."""
-    tokens = np.array(trials.tokens())
+    tokens = np.array([trial.tokens for trial in trials])
     found: list[list[float]] = [[] for _ in tokens]
     for piece, curve in zip(pieces, curves, strict=True):
         if not piece.trials:

@@ -7,19 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from kvsim import machine
-from kvsim.calibration.pace import DECODE_TOKENS, PROMPT_TOKENS, Tick
-from kvsim.calibration.trials import CELLS, timed_pass, whole_pass
+from kvsim.calibration.pace import Tick
 from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
-from kvsim.model.engine_shapes import Storage
 from kvsim.simulation.backend import Backend, DelegatingBackend
-from policies import Chunk, Group, MicroBatch
-from real_engine import Engine, Transformer
+from policies import Chunk, MicroBatch
 
 T = TypeVar("T")
-
-_DECODE_CELLS, _PROMPT_CELLS = 1536, 512
-"""Cells of the reference passes of our own engine."""
 
 _AMONG_MORE = {8: (2, 6), 7: (1, 5)}
 """By their number, which of the reference passes of older profiles are these two: of our own engine, of llama.cpp."""
@@ -63,16 +57,6 @@ def known_seconds(profile: Profile) -> tuple[float, float]:
     if places is None:
         raise UserError(f"profile {profile.name} has {len(kept)} reference passes, not 2; calibrate anew")
     return kept[places[0]], kept[places[1]]
-
-
-def numpy_reference_passes(transformer: Transformer, type_k: Storage, type_v: Storage) -> ReferencePasses:
-    """Reference passes of our own engine."""
-    engine = Engine(transformer, (Group(CELLS),), "sliced", seed=0, type_k=type_k, type_v=type_v)
-    engine.fill()
-    return ReferencePasses(
-        timed_pass(engine, whole_pass(DECODE_TOKENS, _DECODE_CELLS, prompt=False)),
-        timed_pass(engine, whole_pass(PROMPT_TOKENS, _PROMPT_CELLS, prompt=True)),
-    )
 
 
 class PaceKeeper:

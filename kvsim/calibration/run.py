@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import datetime
-import os
-import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
+from pydantic import Field
 
 from kvsim import machine
-from kvsim.calibration.causes import likely_cause
-from kvsim.calibration.journal import Journal, JournalHeader, MeasuredPiece
-from kvsim.calibration.pieces import PieceRecorder, at_one_pace, half_width_of
+from kvsim.calibration.journal import Journal, Line
+from kvsim.calibration.outcome import HELD_OUT_BOUND, TIGHT, Outcome, machine_info
+from kvsim.calibration.pieces import MeasuredPiece, PieceRecorder, at_one_pace, half_width_of
 from kvsim.calibration.reference_passes import Clock, PaceKeeper, TimeOver
-from kvsim.calibration.subject import NumpySubject, Subject
-from kvsim.calibration.trials import Trials
-from kvsim.costs.fitting import digest, fit
-from kvsim.costs.profile import NUMPY, USUAL_MODEL, MachineInfo, Profile, Range, is_llamacpp
+from kvsim.calibration.subject import Subject
+from kvsim.calibration.trials import Trial, enough
+from kvsim.costs.fitting import HostCopySample, MoveSample, ShiftSample, digest, fit, ranges_of
+from kvsim.costs.pass_layout import Sample
+from kvsim.costs.profile import NUMPY, USUAL_MODEL, Profile, is_llamacpp
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
 from workloads import named_rng
 
 Report = Callable[[float], None]
 """Called with the share of the work done."""
-
-TIGHT = 0.01
-"""Measuring ends when the half-width of half of the trials' 95 % intervals, over the median, is at most this."""
-
-HELD_OUT_BOUND = 0.10
-"""Largest median held-out error of a profile that is worth keeping."""
 
 _ROUNDS = 4
 """Rounds through all trials and server runs for which a time budget is meant to suffice."""
@@ -44,39 +38,35 @@ _PIECES = 12
 _SHORTEST_PIECE_S = 1.0
 _FIT_SHARE = 0.05
 """Share of a time budget that is kept for the fit."""
-_LEAST = 3
-"""Rounds before intervals say anything."""
 _MOST_LEFT_OUT = 0.5
 """Share of the measurements that other work may disturb."""
-_FEWEST = 8
-"""Passes of each kernel without which nothing is fitted, however little time there was; and half as many moves, and
-copies to the host and back."""
+
+
+class JournalHeader(Line):
+    """Conditions under which measurements belong to the same calibration."""
+
+    format: Literal[2] = 2
+    model: str
+    type_k: Storage
+    type_v: Storage
+    each: Annotated[int, Field(ge=1, le=10_000)]
+    """Forward passes for each kernel."""
+    runs: Annotated[int, Field(ge=1, le=100)]
+    """Server runs in a round, for each kernel."""
+    trials: int
+    """Trials that were drawn."""
+    processor: str
+    blas: str
+    numpy: str
+    engine: str = NUMPY
+    threads: int = 1
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """A profile and how well it fits the measurements."""
+class Calibration(Outcome):
+    """A profile of an engine, and how well it fits the measurements."""
 
-    profile: Profile
-    held_out: pd.DataFrame
-    """A row for each pass held out of the fit: kernel, tokens, chunks, mixed (in a running server, or alone),
-    measured_s (at the median pace), predicted_s."""
-    rounds: float
-    """How often each trial was measured, on average."""
-    half_width: float
-    """Median over all trials of the 95 % interval's half-width relative to the trial's median; 1 if most trials were
-    measured too seldom to say."""
-    scatter: float | None
-    """Median over the trials of the relative standard deviation from one measurement to the next, at one pace."""
-    resumed: int
-    """Trials and server runs taken over from an earlier, unfinished calibration."""
-    left_out: float
-    """Share of the measurements that were left out because other work had the processor."""
-
-    @property
-    def tight(self) -> bool:
-        """Whether measuring ended because the intervals were narrow enough."""
-        return self.rounds >= _LEAST and self.half_width <= TIGHT
+    LEAST_ROUNDS = 3
 
     @property
     def busy(self) -> bool:
@@ -85,16 +75,12 @@ class Calibration:
 
     def refusal(self, bound: float = HELD_OUT_BOUND) -> str | None:
         """Why the profile is not worth keeping, with the likeliest cause; None if it is."""
-        error = self.profile.held_out_error_median
         if self.busy:
             return (
                 f"the machine is busy: other work disturbed {self.left_out:.0%} of the measurements, and had "
                 f"{1 - self.profile.measured_on.cpu_share:.0%} of the time"
             )
-        if not error <= bound:
-            cause = likely_cause(self.profile, self.held_out, self.scatter)
-            return f"the median held-out error is {error:.1%}, over the bound of {bound:.1%}; {cause}"
-        return None
+        return super().refusal(bound)
 
     def plot(self) -> Figure:
         """Predicted against measured seconds of the held-out passes."""
@@ -146,6 +132,8 @@ def build_subject(
         )
     if threads != 1:
         raise UserError("threads: our own engine is measured on one; llama.cpp can have more")
+    from kvsim.calibration.numpy_engine import NumpySubject
+
     return NumpySubject(model or USUAL_MODEL[engine], type_k or "f32", type_v or "f32")
 
 
@@ -169,7 +157,7 @@ def measure(
     counts too, and an exception leaves in it all that was measured. Raises ``UserError``.
     """
     began = clock() if began is None else began
-    log = Journal(journal)
+    log: Log = Journal(journal, JournalHeader, MeasuredPiece)
     header = _header(subject, *subject.sizes(seconds / _ROUNDS))
     earlier = log.header()
     if earlier is not None and earlier == header.model_copy(
@@ -178,12 +166,9 @@ def measure(
         # The earlier calibration may have had another time budget.
         header = earlier
     trials = subject.draw(header.each, named_rng(0, "calibration"))
-    drawn = len(trials.all())
     # Another version of the program may have drawn other trials.
-    done = log.pieces() if header is earlier and header.trials == drawn else []
-    header = header.model_copy(update={"trials": drawn})
-    if not done:
-        log.begin(header)
+    header = header.model_copy(update={"trials": len(trials)})
+    done = log.go_on(header)
     until = began + (1 - _FIT_SHARE) * seconds
     measurement = _Measurement(subject, trials, header, log, done, clock, until, seconds, report)
     resumed = measurement.items
@@ -194,14 +179,17 @@ def measure(
         return _build_calibration(name, measurement, resumed, load_before)
 
 
+Log = Journal[JournalHeader, MeasuredPiece]
+
+
 @dataclass(slots=True)
 class _Measurement:
     """Measures piece after piece of an endless row of trials and server runs."""
 
     subject: Subject
-    trials: Trials
+    trials: list[Trial]
     header: JournalHeader
-    log: Journal
+    log: Log
     done: list[MeasuredPiece]
     clock: Clock
     until: float
@@ -227,9 +215,9 @@ class _Measurement:
 
     def ended(self) -> bool:
         """Whether the time is over, or all is known well enough."""
-        if not _enough(self.trials, self.done):
+        if not self._enough():
             return False
-        return self.over or (self.rounds >= _LEAST and half_width_of(self.trials, self.done) <= TIGHT)
+        return self.over or (self.rounds >= Calibration.LEAST_ROUNDS and half_width_of(self.trials, self.done) <= TIGHT)
 
     def add_piece(self) -> None:
         """Measure for a while, and write it into the journal; after an exception too."""
@@ -241,7 +229,7 @@ class _Measurement:
         first = self.items
         try:
             keeper.tick()
-            while self.clock() < until and not (self.over and self._enough_with(recorder)):
+            while self.clock() < until and not (self.over and self._enough(recorder)):
                 self._measure(first + recorder.items, recorder)
                 recorder.items += 1
                 if self.report is not None:
@@ -254,56 +242,32 @@ class _Measurement:
                 self.done.append(recorder.piece(wall_after - wall, cpu_after - cpu))
                 self.log.add(self.done[-1])
 
-    def _enough_with(self, recorder: PieceRecorder) -> bool:
-        return _enough(self.trials, [*self.done, recorder.piece(0.0, 0.0)])
+    def _enough(self, recorder: PieceRecorder | None = None) -> bool:
+        """Whether there are measurements enough for a fit, with those of a recorder."""
+        pieces = self.done if recorder is None else [*self.done, recorder.piece(0.0, 0.0)]
+        return enough(self.trials, {each.trial for piece in pieces for each in piece.trials})
 
     def _measure(self, item: int, recorder: PieceRecorder) -> None:
         """Measure the ``item``-th trial or server run of all rounds."""
-        alone, kinds = self.trials.all(), self.subject.kinds
+        trials, kinds = self.trials, self.subject.kinds
         number, place = divmod(item, len(self._round(0)))
         index = self._round(number)[place]
-        if index < len(alone):
+        if index < len(trials):
             # When the time is over and there is not enough yet, anything is better than to go on for ever.
-            recorder.time(index, alone[index], keep_disturbed=self.over)
+            recorder.time(index, trials[index], keep_disturbed=self.over)
             return
-        kind, i = divmod(index - len(alone), self.header.runs)
+        kind, i = divmod(index - len(trials), self.header.runs)
         turn = number * self.header.runs + i
-        # Each run has an origin of its own, numbered after those of the trials.
-        origin = len(self.trials.passes) + turn * kinds + kind
+        # Each run has an origin of its own, numbered after those of the passes.
+        origin = sum(isinstance(trial.sample, Sample) for trial in trials) + turn * kinds + kind
         with suppress(TimeOver):
             self.subject.serve(kind, turn, origin, named_rng(0, f"calibration run {origin}"), recorder)
 
     def _round(self, number: int) -> list[int]:
         """The random order of a round: numbers of trials, and behind them of server runs."""
-        n = len(self.trials.all()) + self.subject.kinds * self.header.runs
+        n = len(self.trials) + self.subject.kinds * self.header.runs
         order: list[int] = named_rng(0, f"calibration round {number}").permutation(n).tolist()
         return order
-
-
-def _enough(trials: Trials, pieces: Sequence[MeasuredPiece]) -> bool:
-    """Whether there are measurements enough for a fit."""
-    found = {each.trial for piece in pieces for each in piece.trials}
-    kernels = [kernel for kernel, *_ in trials.passes]
-    for kernel in set(kernels):
-        own = {number for number, other in enumerate(kernels) if other == kernel}
-        if len(own & found) < min(_FEWEST, len(own)):
-            return False
-    first, last = len(kernels), len(kernels) + len(trials.moves)
-    moves = sum(first <= number < last for number in found)
-    shifts = sum(last <= number < last + len(trials.shifts) for number in found)
-    behind = last + len(trials.shifts)
-    for out in (True, False):
-        own = {behind + i for i, (work, _) in enumerate(trials.host_copies) if work.out == out}
-        if len(own & found) < min(_FEWEST // 2, len(own)):
-            return False
-    return moves >= min(_FEWEST // 2, len(trials.moves)) and shifts >= min(1, len(trials.shifts))
-
-
-def _left_out(pieces: Sequence[MeasuredPiece]) -> float:
-    """``Calibration.left_out``."""
-    kept = sum(len(piece.trials) + len(piece.mixed) for piece in pieces)
-    disturbed = sum(piece.disturbed for piece in pieces)
-    return disturbed / (kept + disturbed)
 
 
 def _header(subject: Subject, each: int, runs: int) -> JournalHeader:
@@ -325,20 +289,15 @@ def _header(subject: Subject, each: int, runs: int) -> JournalHeader:
 def _build_calibration(name: str, measurement: _Measurement, resumed: int, load_before: float) -> Calibration:
     header, subject, trials, done = measurement.header, measurement.subject, measurement.trials, measurement.done
     paced = at_one_pace(trials, done)
+    passes = [each for each in paced.alone if isinstance(each, Sample)] + paced.mixed
+    moves = [each for each in paced.alone if isinstance(each, MoveSample)]
+    shifts = [each for each in paced.alone if isinstance(each, ShiftSample)]
+    copies = [each for each in paced.alone if isinstance(each, HostCopySample)]
     rng = named_rng(0, "calibration fit")
-    fitted = fit(
-        paced.samples,
-        paced.moves,
-        paced.shifts,
-        rng,
-        trials.skipping,
-        paced.unpaced_s,
-        paced.host_copies,
-    )
-    measurements = paced.samples, paced.moves, paced.shifts, paced.host_copies
-    works = [work for sample in paced.samples for work in (sample, *sample.further)]
-    scanned = [cells for work in works for _, cells in work.scans]
-    wall_s, cpu_s = sum(piece.wall_s for piece in done), sum(piece.cpu_s for piece in done)
+    fitted = fit(passes, moves, shifts, rng, subject.skipping, paced.unpaced_s, copies)
+    wall_s, cpu_s, disturbed = (sum(getattr(piece, n) for piece in done) for n in ("wall_s", "cpu_s", "disturbed"))
+    kept = sum(len(piece.trials) + len(piece.mixed) for piece in done)
+    share = min(cpu_s / wall_s, 1.0) if wall_s > 0 else 1.0
     profile = Profile(
         name=name,
         engine=header.engine,
@@ -347,24 +306,12 @@ def _build_calibration(name: str, measurement: _Measurement, resumed: int, load_
         type_k=header.type_k,
         type_v=header.type_v,
         measured=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        machine=MachineInfo(
-            processor=header.processor,
-            cores=os.cpu_count() or 1,
-            blas=header.blas,
-            threads=header.threads,
-            system=f"{platform.system()} {platform.release()}",
-            python=platform.python_version(),
-            numpy=header.numpy,
-            load_before=load_before,
-            load_after=machine.system_load(),
-            cpu_share=min(cpu_s / wall_s, 1.0) if wall_s > 0 else 1.0,
-        ),
+        machine=machine_info(header.threads, load_before, share),
         reference_passes_s=paced.reference_s,
         pace=paced.pace,
-        tokens=Range(low=min(work.tokens for work in works), high=max(work.tokens for work in works)),
-        cells=Range(low=min(scanned), high=max(scanned)),
-        samples=sum(len(kind) for kind in measurements),
-        digest=digest(*measurements),
+        **ranges_of(passes),
+        samples=len(passes) + len(moves) + len(shifts) + len(copies),
+        digest=digest(passes, moves, shifts, copies),
         **dict(fitted.fit),
     )
     return Calibration(
@@ -374,5 +321,5 @@ def _build_calibration(name: str, measurement: _Measurement, resumed: int, load_
         half_width=paced.half_width,
         scatter=paced.scatter,
         resumed=resumed,
-        left_out=_left_out(done),
+        left_out=disturbed / (kept + disturbed),
     )

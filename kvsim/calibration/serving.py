@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from kvsim.calibration.pieces import PieceRecorder
 from kvsim.calibration.reference_passes import PaceMeasuringBackend
-from kvsim.calibration.trials import CELLS
 from kvsim.costs.pass_layout import sample_of
-from kvsim.model.engine_shapes import Storage
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.backend import Backend
-from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, drive
 from policies import Chunk, Group, Kernel, MicroBatch
-from real_engine import Engine
-
-POLICIES: dict[Kernel, str] = {
-    "masked": "contiguous",
-    "gather": "paged",
-    "sliced": "oracle",
-    "tiled": "prompt-decode-regions",
-}
-"""A policy for each kernel that uses it."""
 
 USERS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Concurrent requests; the runs cycle through these numbers."""
-
-_REQUESTS = 3
-"""Requests of each user; each run has two more."""
 
 _COLD = 8
 """First passes of a run, which are not sampled: the processor's caches still hold earlier work."""
@@ -85,35 +67,30 @@ class SamplingBackend(PaceMeasuringBackend):
             self._recorder.add(self.stamps[-1], sample)
 
 
-def serve(engine: Engine, scenario: Scenario, origin: int, recorder: PieceRecorder) -> None:
-    """Run a scenario on an engine under its kernel's policy, and record its passes. Raises ``TimeOver``."""
-    engine.tokens = {}  # Left over from an earlier run.
-    sampling = SamplingBackend(engine, recorder, engine.kernel, engine.groups[0], origin)
-    drive(scenario, build_policy(scenario, POLICIES[engine.kernel]), sampling, Recorder(), None)
-
-
-def traffic(model: str, type_k: Storage, type_v: Storage, turn: int, rng: np.random.Generator) -> Scenario:
-    """A scenario of random requests in a closed loop; ``turn`` selects the number of users."""
-    users = USERS[turn % len(USERS)]
+def closed_loop(
+    turn: int,
+    seed: int,
+    model: str,
+    users: int,
+    requests: int,
+    server: Mapping[str, object],
+    cache: Mapping[str, object],
+) -> Scenario:
+    """A scenario of random requests of ``users`` users in a closed loop; ``server``, ``cache``: further keys."""
     return load_scenario(
         {
             "name": f"calibration {turn}",
-            "seed": int(rng.integers(1 << 31)),
+            "seed": seed,
             "workload": {
                 "kind": "closed-loop",
                 "users": users,
                 "think_s": 0.0,
-                "requests": _REQUESTS * users + 2,
+                "requests": requests,
                 "prompt_tokens": {"kind": "lognormal", "mu": 4.2, "sigma": 1.0, "min": 2, "max": 480},
                 "output_tokens": {"kind": "lognormal", "mu": 3.2, "sigma": 0.8, "min": 2, "max": 120},
             },
             "model": {"name": model},
-            "server": {
-                "slots": users,
-                "n_batch": 512,
-                "n_ubatch": int(rng.choice([64, 128, 256, 512])),
-                "slot_context": 640,
-            },
-            "cache": {"cells": CELLS, "type_k": type_k, "type_v": type_v},
+            "server": {"slots": users, "slot_context": 640, **server},
+            "cache": dict(cache),
         }
     )

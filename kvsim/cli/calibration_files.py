@@ -1,43 +1,25 @@
-"""The files that ``kvsim calibrate`` writes, and what it is asked for."""
+"""What ``kvsim calibrate`` does for engines and servers alike: measure, save or refuse, and say so; and its files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+import typer
+
+from kvsim.cli.console import console, fail, print_json, warn
+from kvsim.cli.progress import RunProgress
 from kvsim.errors import UserError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from rich.console import Console
 
+    from kvsim.calibration.outcome import Outcome
     from kvsim.costs.profile import Profile
 
-
-@dataclass(frozen=True)
-class ServerAsked:
-    """The server that is to be measured, as it was typed."""
-
-    url: str
-    model: str | None
-    flags: str
-    key_env: str | None
-    """The environment variable that has its key."""
-    allow_remote: bool
-
-
-class Measured(Protocol):
-    """A calibration that is done: of an engine on this machine, or of a server."""
-
-    @property
-    def profile(self) -> Profile:
-        """What was fitted."""
-        ...
-
-    def plot(self) -> Figure:
-        """How well it fits."""
-        ...
+OutcomeT = TypeVar("OutcomeT", bound="Outcome")
 
 
 @dataclass(frozen=True)
@@ -66,13 +48,13 @@ class CalibrationFiles:
         """The profile, if its fit is poor."""
         return self.target.with_name(f"{self.target.name.removesuffix('.json')}.refused.json")
 
-    def save(self, done: Measured) -> None:
+    def save(self, done: Outcome) -> None:
         """Write profile and picture, and remove what is no longer of use."""
         self._write(done.profile, self.target, done)
         self.journal.unlink(missing_ok=True)
         self.refused.unlink(missing_ok=True)
 
-    def save_refused(self, done: Measured, refusal: str) -> None:
+    def save_refused(self, done: Outcome, refusal: str) -> None:
         """Write profile and picture, with the reason in the profile."""
         self._write(done.profile.model_copy(update={"refused": refusal}), self.refused, done)
 
@@ -99,10 +81,65 @@ class CalibrationFiles:
         self.refused.unlink()
         return taken
 
-    def _write(self, profile: Profile, path: Path, done: Measured | None) -> None:
+    def _write(self, profile: Profile, path: Path, done: Outcome | None) -> None:
         try:
             profile.save(path)
             if done is not None:
                 done.plot().savefig(self.picture, dpi=120)
         except OSError as e:
             raise UserError(f"{path}: cannot write: {e.strerror}") from None
+
+
+@dataclass(frozen=True)
+class Measuring(Generic[OutcomeT]):
+    """A calibration that is asked for."""
+
+    files: CalibrationFiles
+    of: str
+    """What is measured, for the bar of progress."""
+    measure: Callable[[RunProgress], OutcomeT]
+    wanted: Callable[[Profile], bool]
+    """Whether a profile is of the same, so that one that was refused can be taken."""
+    show: Callable[[Console, OutcomeT], None]
+    use: str
+    """A command that uses the profile."""
+
+    def run(self, bound: float | None, *, force: bool, as_json: bool) -> None:
+        """Measure and save the profile, or say why not; with ``force``, whatever its error is."""
+        from kvsim.calibration.outcome import HELD_OUT_BOUND
+
+        files, use = self.files, f"Use it with: {self.use}"
+        if force and (taken := files.take_refused(self.wanted)) is not None:
+            _tell(taken, as_json, f"Saved {files.target}, as it was measured before. {use}")
+            return
+        done = self._measured()
+        warn(done.warnings)
+        refusal = None if force else done.refusal(HELD_OUT_BOUND if bound is None else bound)
+        if refusal is not None:
+            files.save_refused(done, refusal)
+            raise typer.Exit(fail(f"not saved as {files.target}: {refusal}. {files.ways_on}", 1))
+        files.save(done)
+        if not as_json:
+            self.show(console(), done)
+        _tell(done.profile, as_json, f"\nSaved {files.target} and {files.picture.name}. {use}")
+
+    def _measured(self) -> OutcomeT:
+        """Measure, with progress; an interrupt ends the command."""
+        try:
+            with RunProgress(f"measuring {self.of}", 100) as progress:
+                return self.measure(progress)
+        except KeyboardInterrupt:
+            raise typer.Exit(fail(f"stopped{self._kept()}", 130)) from None
+        except UserError as e:
+            raise UserError(f"{e}{self._kept()}") from None
+
+    def _kept(self) -> str:
+        journal = self.files.journal
+        return f"; called again, it goes on from what is in {journal}" if journal.exists() else ""
+
+
+def _tell(profile: Profile, as_json: bool, saved: str) -> None:
+    if as_json:
+        print_json(profile.model_dump(mode="json"))
+    else:
+        typer.echo(saved)

@@ -9,70 +9,50 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvsim.cli.calibration_files import CalibrationFiles, ServerAsked
-from kvsim.cli.console import console, fail, print_json, warn
+from kvsim.cli.calibration_files import CalibrationFiles, Measuring
 from kvsim.cli.progress import RunProgress
-from kvsim.cli.servers import ServersAsked, key_of
+from kvsim.cli.servers import ServerAsked
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import shape_name
 from kvsim.results import writable
 
 if TYPE_CHECKING:
     from kvsim.costs.profile import Profile
-    from kvsim.engines.live.calibration import LiveServer, ServerCalibration
+    from kvsim.engines.live.calibration import ServerCalibration
+    from kvsim.engines.live.served import LiveServer
 
 
 def calibrate_url(
     asked: ServerAsked, seconds: float, out: Path | None, bound: float | None, *, force: bool, as_json: bool
 ) -> None:
     """Measure a server and save its profile, or say why not."""
-    from kvsim.calibration.run import HELD_OUT_BOUND
+    server = asked.found()
     from kvsim.cli.tables.calibration import show_server_calibration
-    from kvsim.engines.live.calibration import find_server
+    from kvsim.engines.live.calibration import calibrate_server
 
-    server = find_server(
-        asked.url,
-        model=asked.model,
-        flags=asked.flags,
-        key=key_of(asked.key_env),
-        allow_remote=asked.allow_remote,
-    )
     target = out or Path(f"{file_name(server)}.profile.json")
     files = CalibrationFiles(writable(target.parent) / target.name)
-    use = f"kvsim recommend --trace TRACE --slo 'ttft_p95<1s' --profile {target}"
-    if force and (taken := files.take_refused(partial(is_of, server))) is not None:
-        _tell(taken, as_json, f"Saved {target}, as it was measured before. Use it with: {use}")
-        return
+
+    def measure(progress: RunProgress) -> ServerCalibration:
+        return calibrate_server(server, seconds=seconds, name=files.name, report=progress.share, journal=files.journal)
+
     if not as_json:
         typer.echo(f"{server.engine} at {server.address}, {server.model}; assumed:")
         for line in server.served.assumed or ("nothing",):
             typer.echo(f"  {line}")
-    done = _measured(files, server, seconds)
-    warn(done.warnings)
-    refusal = None if force else done.refusal(HELD_OUT_BOUND if bound is None else bound)
-    if refusal is not None:
-        files.save_refused(done, refusal)
-        raise typer.Exit(fail(f"not saved as {target}: {refusal}. {files.ways_on}", 1))
-    files.save(done)
-    if not as_json:
-        show_server_calibration(console(), done)
-    _tell(done.profile, as_json, f"\nSaved {target} and {files.picture.name}. Use it with: {use}")
+    use = f"kvsim recommend --trace TRACE --slo 'ttft_p95<1s' --profile {target}"
+    measuring = Measuring(files, str(server.address), measure, partial(is_of, server), show_server_calibration, use)
+    measuring.run(bound, force=force, as_json=as_json)
 
 
-def profile_for(asked: ServersAsked, seconds: float, progress: RunProgress) -> Profile:
-    """The profile of the first server, as ``calibrate --url`` saved it here, or measured now. Raises ``UserError``."""
-    from kvsim.engines.live.calibration import calibrate_server, find_server
-
-    server = find_server(
-        asked.url[0],
-        model=asked.model,
-        flags=asked.flags[0] if asked.flags else "",
-        key=key_of(asked.key_env),
-        allow_remote=asked.allow_remote,
-    )
+def profile_for(asked: ServerAsked, seconds: float, progress: RunProgress) -> Profile:
+    """The profile of a server, as ``calibrate --url`` saved it here, or measured now. Raises ``UserError``."""
+    server = asked.found()
     saved = _saved_here(server)
     if saved is not None:
         return saved
+    from kvsim.engines.live.calibration import calibrate_server
+
     progress.begin(f"measuring {server.address}", 100)
     done = calibrate_server(server, seconds=seconds, report=progress.share)
     return done.profile.model_copy(update={"refused": done.refusal()})
@@ -102,28 +82,3 @@ def is_of(server: LiveServer, found: Profile) -> bool:
     cache = server.served.scenario.cache
     wanted = (server.engine, server.model, cache.type_k, cache.type_v)
     return wanted == (found.engine, found.model, found.type_k, found.type_v)
-
-
-def _measured(files: CalibrationFiles, server: LiveServer, seconds: float) -> ServerCalibration:
-    """Measure, with progress; an interrupt ends the command."""
-    from kvsim.engines.live.calibration import calibrate_server
-
-    def kept() -> str:
-        return f"; called again, it goes on from what is in {files.journal}" if files.journal.exists() else ""
-
-    try:
-        with RunProgress(f"measuring {server.address}", 100) as progress:
-            return calibrate_server(
-                server, seconds=seconds, name=files.name, report=progress.share, journal=files.journal
-            )
-    except KeyboardInterrupt:
-        raise typer.Exit(fail(f"stopped{kept()}", 130)) from None
-    except UserError as e:
-        raise UserError(f"{e}{kept()}") from None
-
-
-def _tell(profile: Profile, as_json: bool, saved: str) -> None:
-    if as_json:
-        print_json(profile.model_dump(mode="json"))
-    else:
-        typer.echo(saved)

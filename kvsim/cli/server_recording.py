@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import typer
 
 from kvsim.cli.console import fail, print_json, warn
 from kvsim.cli.progress import RunProgress
-from kvsim.cli.servers import check_httpx, key_of, words_of
+from kvsim.cli.servers import ServerAsked
 from kvsim.errors import UserError, counted
 
 if TYPE_CHECKING:
@@ -21,39 +20,15 @@ _INTERRUPTED = 130
 _PERCENT = 100
 
 
-@dataclass(frozen=True)
-class ServerAsked:
-    """What the options say of the server."""
-
-    url: str
-    flags: str | None
-    log: Path | None
-    key_env: str | None
-    allow_remote: bool
-    resume: bool
-    timeout_s: float
-    limit_s: float
-
-
-def record_url(scenario: Scenario, asked: ServerAsked, out: Path | None, *, as_json: bool) -> None:
+def record_url(scenario: Scenario, server: ServerAsked, out: Path | None, *, as_json: bool) -> None:
     """Send a scenario's traffic to a server, and say what was recorded. Raises ``UserError``."""
-    check_httpx()
-    from kvsim.engines.live.address import address_of
-    from kvsim.engines.live.recorded_meta import Asking
+    asked = server.asked()
+    address = asked.address
     from kvsim.engines.live.server_recording import record_server
 
-    asking = Asking(
-        key=key_of(asked.key_env),
-        timeout_s=asked.timeout_s,
-        limit_s=asked.limit_s,
-        flags=None if asked.flags is None else words_of(asked.flags),
-        log=asked.log,
-        resume=asked.resume,
-    )
-    address = address_of(asked.url, allow_remote=asked.allow_remote)
     with RunProgress(f"recording {scenario.name} at {address}", _PERCENT) as progress:
         path = out or Path(f"{scenario.name}.jsonl.gz")
-        done = record_server(scenario, address, path, asking, progress=progress.share)
+        done = record_server(scenario, address, path, asked.asking, progress=progress.share)
     if as_json:
         print_json(done.to_dict())
     elif done.stopped is None:

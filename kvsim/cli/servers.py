@@ -4,55 +4,76 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UserError, counted
 from kvsim.installation import install_extra
 
 if TYPE_CHECKING:
+    from kvsim.engines.live.served import LiveServer
     from kvsim.engines.live.server_validation import AskedServer
 
 
 @dataclass(frozen=True)
-class ServersAsked:
-    """What the options of ``validate --url`` say."""
+class ServerAsked:
+    """What options say of a server that runs."""
 
-    url: list[str]
-    flags: list[str]
-    log: list[Path]
+    url: str
+    flags: str | None
     key_env: str | None
+    """The environment variable that has its key."""
     allow_remote: bool
-    timeout_s: float
-    resume: bool
-    model: str | None
+    model: str | None = None
+    log: Path | None = None
+    resume: bool = False
+    timeout_s: float = 60.0
+    limit_s: float = 3600.0
 
-    def asked(self) -> list[AskedServer]:
-        """The servers. Raises ``UserError``."""
+    def asked(self) -> AskedServer:
+        """The server, and how it is asked. Raises ``UserError``."""
         check_httpx()
         from kvsim.engines.live.address import address_of
         from kvsim.engines.live.recorded_meta import Asking
         from kvsim.engines.live.server_validation import AskedServer
 
-        for option, given in (("--flags", self.flags), ("--log", self.log)):
-            if given and len(given) != len(self.url):
-                raise UserError(
-                    f"{option}: {len(given)} given for {counted(len(self.url), 'server')}; one for each --url"
-                )
+        asking = Asking(
+            key=key_of(self.key_env),
+            timeout_s=self.timeout_s,
+            limit_s=self.limit_s,
+            flags=None if self.flags is None else words_of(self.flags),
+            log=self.log,
+            resume=self.resume,
+        )
+        return AskedServer(address_of(self.url, allow_remote=self.allow_remote), asking)
+
+    def found(self) -> LiveServer:
+        """The server, after it was asked what it is. Raises ``UserError``."""
+        check_httpx()
+        from kvsim.engines.live.served import find_server
+
         key = key_of(self.key_env)
-        found = []
-        for i, url in enumerate(self.url):
-            asking = Asking(
-                key=key,
-                timeout_s=self.timeout_s,
-                flags=words_of(self.flags[i]) if self.flags else None,
-                log=self.log[i] if self.log else None,
-                resume=self.resume,
-            )
-            found.append(AskedServer(address_of(url, allow_remote=self.allow_remote), asking))
-        return found
+        return find_server(self.url, model=self.model, flags=self.flags or "", key=key, allow_remote=self.allow_remote)
+
+
+def servers_asked(urls: Sequence[str], flags: Sequence[str], logs: Sequence[Path], **same: Any) -> list[ServerAsked]:
+    """Several servers; ``same``: what is said of all of them. Raises ``UserError``."""
+    for option, given in (("--flags", flags), ("--log", logs)):
+        if given and len(given) != len(urls):
+            raise UserError(f"{option}: {len(given)} given for {counted(len(urls), 'server')}; one for each --url")
+    nothing = [None] * len(urls)
+    each = zip(urls, flags or nothing, logs or nothing, strict=True)
+    return [ServerAsked(url, typed, log=log, **same) for url, typed, log in each]
+
+
+def refuse_options(given: dict[str, bool], why: str) -> None:
+    """Raise ``UserError`` if an option was given."""
+    for option, is_given in given.items():
+        if is_given:
+            raise UserError(f"{option}: {why}")
 
 
 def check_httpx() -> None:

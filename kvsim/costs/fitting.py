@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvsim.costs.least_squares import predict_held_out, simple_fit, with_intervals
 from kvsim.costs.pass_layout import REGIMES, PassLayout, Sample, regime_of
-from kvsim.costs.profile import CopyCost, Fit, HeldOut, HostCopyCost, PassCosts, Record, Regime
+from kvsim.costs.profile import CopyCost, Fit, HeldOut, HostCopyCost, PassCosts, Profile, Range, Record, Regime
 from kvsim.costs.tables import (
     ATTENTION_KNOTS,
     CHUNK_KNOTS,
@@ -77,7 +78,7 @@ def fit(
     intervals from 200 bootstrap resamples of the origins.
     """
     kernels = tuple(sorted({s.kernel for s in samples}))
-    works = [work for sample in samples for work in (sample, *sample.further)]
+    works = [work for sample in samples for work in sample.works]
     layout = PassLayout(
         kernels=kernels,
         matmul_knots=knots_within(KNOTS, max(work.tokens for work in works)),
@@ -89,7 +90,7 @@ def fit(
     origins, member = np.unique([s.origin for s in samples], return_inverse=True)
     held = np.isin(member, rng.permutation(len(origins))[: len(origins) // 3])
     held_out = held_out_table(samples, seconds, predict_held_out(design, seconds, held), held)
-    error = (held_out["predicted_s"] / held_out["measured_s"] - 1).abs()
+    error = held_out_error(held_out)
     without_pace = None
     if unpaced_s is not None:
         unpaced = np.array(unpaced_s)
@@ -106,9 +107,9 @@ def fit(
         moves=copies,
         shift_per_cell_s=per_key,
         host_copies=_host_copies(host_copies, rng),
-        held_out_samples=int(held.sum()),
-        held_out_error_median=float(error.median()),
-        held_out_error_p95=float(error.quantile(0.95)),
+        held_out_samples=error.samples,
+        held_out_error_median=error.error_median,
+        held_out_error_p95=error.error_p95,
         held_out_error_median_without_pace=without_pace,
     )
     return Fitted(fitted, held_out)
@@ -144,6 +145,21 @@ class FittedRegimes:
     held_out: pd.DataFrame
     """One row for each held-out pass: regime, kernel, tokens, chunks, cells, mixed, measured_s, predicted_s."""
 
+    def profile(self, samples: Sequence[Sample], **about: Any) -> Profile:
+        """The profile of what was fitted to these samples; ``about``: its other fields."""
+        error = held_out_error(self.held_out)
+        return Profile(
+            **dict(self.costs["decode"]),
+            mixed=self.costs["mixed"],
+            held_out_samples=error.samples,
+            held_out_error_median=error.error_median,
+            held_out_error_p95=error.error_p95,
+            held_out=self.errors,
+            samples=len(samples),
+            digest=digest(samples),
+            **about,
+        )
+
 
 def fit_regimes(samples: Sequence[Sample], rng: np.random.Generator) -> FittedRegimes:
     """Fit the costs of decode-only and of mixed passes apart, on a device whose attention is causal.
@@ -168,17 +184,10 @@ def fit_regimes(samples: Sequence[Sample], rng: np.random.Generator) -> FittedRe
             raise ValueError(f"{len(own)} {regime} passes; at least {2 * layout.width} are needed for a fit")
         design, seconds = layout.design(own), np.array([s.seconds for s in own])
         held = rng.permutation(len(own)) < len(own) // 3
-        predicted = predict_held_out(design, seconds, held)
-        table = held_out_table(own, seconds, predicted, held)
+        table = held_out_table(own, seconds, predict_held_out(design, seconds, held), held)
         table.insert(0, "regime", regime)
         tables.append(table)
-        off = np.abs(predicted / seconds[held] - 1)
-        errors[regime] = HeldOut(
-            samples=int(held.sum()),
-            error_median=float(np.median(off)),
-            error_p95=float(np.quantile(off, 0.95)),
-            error_most=float(off.max()),
-        )
+        errors[regime] = held_out_error(table)
         costs[regime] = layout.costs(with_intervals(design, seconds, np.arange(len(own)), rng))
     return FittedRegimes(costs, errors, pd.concat(tables, ignore_index=True))
 
@@ -191,9 +200,9 @@ def held_out_table(
     return pd.DataFrame(
         {
             "kernel": [s.kernel for s in out],
-            "tokens": [_sum_of(s, "tokens") for s in out],
-            "chunks": [_sum_of(s, "chunks") for s in out],
-            "cells": [sum(cells for work in (s, *s.further) for _, cells in work.scans) for s in out],
+            "tokens": [sum(work.tokens for work in s.works) for s in out],
+            "chunks": [sum(work.chunks for work in s.works) for s in out],
+            "cells": [sum(cells for work in s.works for _, cells in work.scans) for s in out],
             "mixed": [s.mixed for s in out],
             "measured_s": seconds[held],
             "predicted_s": predicted,
@@ -201,11 +210,26 @@ def held_out_table(
     )
 
 
+def held_out_error(held_out: pd.DataFrame) -> HeldOut:
+    """The relative errors of the passes of a table, which are one at least."""
+    off = (held_out["predicted_s"] / held_out["measured_s"] - 1).abs()
+    return HeldOut(
+        samples=len(off),
+        error_median=float(off.median()),
+        error_p95=float(off.quantile(0.95)),
+        error_most=float(off.max()),
+    )
+
+
+def ranges_of(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Fewest and most ``tokens`` in a pass, and ``cells`` that a token is scored against."""
+    works = [work for sample in samples for work in sample.works]
+    cells = [each for work in works for _, each in work.scans]
+    tokens = [work.tokens for work in works]
+    return {"tokens": Range(low=min(tokens), high=max(tokens)), "cells": Range(low=min(cells), high=max(cells))}
+
+
 def digest(*measurements: Iterable[Record]) -> str:
     """SHA-256 of the raw measurements of all kinds."""
     raw = json.dumps([each.model_dump() for kind in measurements for each in kind], sort_keys=True)
     return hashlib.sha256(raw.encode()).hexdigest()
-
-
-def _sum_of(sample: Sample, count: str) -> int:
-    return sum(int(getattr(work, count)) for work in (sample, *sample.further))

@@ -36,6 +36,11 @@ class Sample(Work):
     mixed: bool = False
     """Whether it was measured once, in a running server; otherwise it is the median of several passes run alone."""
 
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """The work of each pass that was timed."""
+        return (self, *self.further)
+
 
 REGIMES: tuple[Regime, ...] = ("decode", "mixed")
 """The regimes of passes."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
-import pandas as pd
 
-from kvsim.costs.fitting import FittedRegimes, held_out_table
+from kvsim.costs.fitting import FittedRegimes, held_out_error, held_out_table
 from kvsim.costs.least_squares import predict_held_out, with_intervals
-from kvsim.costs.pass_layout import REGIMES, PassLayout, Sample, Work, regime_of
-from kvsim.costs.profile import HeldOut, Regime
+from kvsim.costs.pass_layout import REGIMES, PassLayout, Sample, regime_of
+from kvsim.costs.profile import Regime
 from kvsim.costs.tables import KNOTS, FloatArray
 from policies import Kernel
 
@@ -36,7 +35,7 @@ def fit_steps(samples: Sequence[Sample], rng: np.random.Generator, skipping: Col
     then come from all steps, and their intervals from bootstrap resamples of the origins. A step counts as mixed if
     one of its passes is. Raises ``ValueError`` if there are fewer than ``LEAST_STEPS`` of either kind.
     """
-    kinds = np.array([_kind(sample) for sample in samples])
+    kinds = np.array([kind_of(sample) for sample in samples])
     for regime in REGIMES:
         if (seen := int((kinds == regime).sum())) < LEAST_STEPS:
             raise ValueError(f"{seen} {regime} steps; at least {LEAST_STEPS} are needed for a fit")
@@ -45,8 +44,7 @@ def fit_steps(samples: Sequence[Sample], rng: np.random.Generator, skipping: Col
     seconds = np.array([s.seconds for s in samples])
     origins, member = np.unique([s.origin for s in samples], return_inverse=True)
     held = np.isin(member, rng.permutation(len(origins))[: max(1, len(origins) // 3)])
-    predicted = predict_held_out(design, seconds, held)
-    table = held_out_table(samples, seconds, predicted, held)
+    table = held_out_table(samples, seconds, predict_held_out(design, seconds, held), held)
     table.insert(0, "regime", kinds[held])
     coefficients = with_intervals(design, seconds, member, rng)
     split = layouts["decode"].width
@@ -55,18 +53,14 @@ def fit_steps(samples: Sequence[Sample], rng: np.random.Generator, skipping: Col
             "decode": layouts["decode"].costs(coefficients[:split]),
             "mixed": layouts["mixed"].costs(coefficients[split:]),
         },
-        {regime: error for regime in REGIMES if (error := _error(table[table["regime"] == regime])) is not None},
+        {regime: held_out_error(own) for regime in REGIMES if len(own := table[table["regime"] == regime])},
         table,
     )
 
 
-def _works(sample: Sample) -> tuple[Work, ...]:
-    return (sample, *sample.further)
-
-
-def _kind(sample: Sample) -> Regime:
+def kind_of(sample: Sample) -> Regime:
     """The regime of a step: that of a mixed pass if it has one."""
-    return "mixed" if any(regime_of(work) == "mixed" for work in _works(sample)) else "decode"
+    return "mixed" if any(regime_of(work) == "mixed" for work in sample.works) else "decode"
 
 
 _TILES_FROM: dict[Kernel, int] = {"tiled": 64}
@@ -75,7 +69,7 @@ _TILES_FROM: dict[Kernel, int] = {"tiled": 64}
 
 def _layout(regime: Regime, samples: Sequence[Sample], skipping: frozenset[Kernel]) -> PassLayout:
     kernels = tuple(sorted({sample.kernel for sample in samples}))
-    tokens = [work.tokens for sample in samples for work in _works(sample) if regime_of(work) == regime]
+    tokens = [work.tokens for sample in samples for work in sample.works if regime_of(work) == regime]
     return PassLayout(
         kernels=kernels,
         matmul_knots=supported_knots(KNOTS if regime == "decode" else _MIXED_KNOTS, tokens),
@@ -97,16 +91,3 @@ def supported_knots(knots: Sequence[int], tokens: Sequence[int]) -> tuple[int, .
         if inside >= _FEWEST:
             kept.append(knot)
     return tuple(kept) if len(kept) > 1 else (knots[0], knots[1])
-
-
-def _error(held_out: pd.DataFrame) -> HeldOut | None:
-    """The errors of the steps of a table; None if it has none."""
-    off = (held_out["predicted_s"] / held_out["measured_s"] - 1).abs()
-    if off.empty:
-        return None
-    return HeldOut(
-        samples=len(off),
-        error_median=float(off.median()),
-        error_p95=float(off.quantile(0.95)),
-        error_most=float(off.max()),
-    )

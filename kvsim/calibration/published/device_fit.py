@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -85,25 +83,17 @@ def fit_device(subject: Subject, samples: Sequence[Sample], source: Source, host
         fitted = fit_regimes(samples, np.random.default_rng(_SEED))
     except ValueError as e:
         raise UserError(f"{source.title}: {e}") from None
-    errors, table = fitted.errors, fitted.held_out
-    off = (table["predicted_s"] / table["measured_s"] - 1).abs()
     moves, shift = _copies(subject)
-    raw = json.dumps([s.model_dump() for s in samples], sort_keys=True)
     notes = [
         f"In {regime} passes the held-out error is {e.error_median:.1%} in the median and {e.error_p95:.1%} at P95, "
         f"above the aim of {MEDIAN_AIM:.0%} and {P95_AIM:.0%}."
-        for regime, e in errors.items()
+        for regime, e in fitted.errors.items()
         if e.error_median > MEDIAN_AIM or e.error_p95 > P95_AIM
     ]
-    profile = Profile(
-        **dict(fitted.costs["decode"]),
-        mixed=fitted.costs["mixed"],
+    profile = fitted.profile(
+        samples,
         moves=moves,
         shift_per_cell_s=shift,
-        held_out_samples=len(table),
-        held_out_error_median=float(off.median()),
-        held_out_error_p95=float(off.quantile(0.95)),
-        held_out=errors,
         name=profile_name(subject.shape, subject.device.name, tp=subject.tp, weights=subject.weights),
         engine=subject.engine,
         model=subject.shape.name,
@@ -112,15 +102,13 @@ def fit_device(subject: Subject, samples: Sequence[Sample], source: Source, host
         measured=datetime.now(UTC).date().isoformat(),
         tokens=Range(low=min(s.tokens for s in samples), high=max(s.tokens for s in samples)),
         cells=_cells(samples),
-        samples=len(samples),
-        digest=hashlib.sha256(raw.encode()).hexdigest(),
         device=subject.device.name,
         tensor_parallel=subject.tp,
         weights=subject.weights or subject.shape.default_type or None,
         source=source.model_copy(update={"notes": (*source.notes, *notes)}),
         host=host,
     )
-    return DeviceFit(profile, table)
+    return DeviceFit(profile, fitted.held_out)
 
 
 def _cells(samples: Sequence[Sample]) -> Range:
@@ -137,16 +125,10 @@ def _cells(samples: Sequence[Sample]) -> Range:
 
 def _copies(subject: Subject) -> tuple[CopyCost, Coefficient]:
     """A compaction and a rotation of keys: each byte is read and written once, on all devices at the same time."""
-    bandwidth = subject.device.bandwidth_gb_s * 1e9 * subject.tp
-    cell, key = (2 * sum(bytes_) / bandwidth for bytes_ in _cell_bytes(subject.shape))
-    nothing = _exactly(0.0)
-    return CopyCost(per_run_s=nothing, per_cell_s=_exactly(cell)), _exactly(key)
-
-
-def _cell_bytes(shape: MemoryShape) -> tuple[list[int], list[int]]:
-    """Bytes of one token by group of layers: of K and V, and of K alone, in 16 bits."""
-    both = [2 * group.layers * (group.k_row + group.v_row) for group in shape.groups]
-    return both, [2 * group.layers * group.k_row for group in shape.groups]
+    bandwidth, groups = subject.device.bandwidth_gb_s * 1e9 * subject.tp, subject.shape.groups
+    cell = sum(2 * group.layers * (group.k_row + group.v_row) for group in groups)  # bytes in 16 bits
+    key = sum(2 * group.layers * group.k_row for group in groups)
+    return CopyCost(per_run_s=_exactly(0.0), per_cell_s=_exactly(2 * cell / bandwidth)), _exactly(2 * key / bandwidth)
 
 
 def _exactly(seconds: float) -> Coefficient:

@@ -71,7 +71,9 @@ def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) 
         version=_version(meta),
         notes=(*_notes(options), *inferred, *_EXPERTS[: min(shape.n_experts, 1)], *options.notes),
     )
-    return fit_device(Subject(device, shape, f"vllm {version}", options.tp), samples, source, _host(options))
+    return fit_device(
+        Subject(device, shape, f"vllm {version}", options.tp), samples, source, host_of("vllm", options.host_ms)
+    )
 
 
 def _tables_of(tables: LayerTables, model: str | None) -> tuple[LayerTables, str, tuple[str, ...]]:
@@ -108,10 +110,11 @@ def _version(meta: dict[str, Any]) -> str:
     return f"of {day}" if re.fullmatch(r"\d{4}-\d\d-\d\d", day) else "of an unknown date"
 
 
-def _host(options: ImportOptions) -> Host:
-    if options.host_ms is None:
-        return Host(seconds=0.0, source=NO_HOST)
-    return Host(seconds=options.host_ms * 1e-3, source="given with --host-ms")
+def host_of(engine: str, host_ms: float | None) -> Host:
+    """What the host adds to each step, as it is given; by default nothing."""
+    if host_ms is not None:
+        return Host(seconds=host_ms * 1e-3, source="given with --host-ms")
+    return Host(seconds=0.0, source=NO_HOST if engine == "vllm" else f"given; what {engine} adds was not measured")
 
 
 def _link(options: ImportOptions) -> Link | None:

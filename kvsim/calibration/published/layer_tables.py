@@ -15,17 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsim.calibration.published.sampling import PlannedPass
 from kvsim.costs.pass_layout import Sample
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
 from kvsim.model.attention_groups import MemoryShape
-from policies import Kernel
 
 if TYPE_CHECKING:
     import pandas as pd
-
-KERNEL: Kernel = "gather"
-"""The kernel of vLLM's paged attention, which reads just a sequence's cells, through a table of blocks."""
 
 _ONCE = ("embedding", "final_layernorm")
 _TWICE = ("layernorm",)
@@ -104,14 +101,14 @@ class LayerTables:
         layer = 2 * self._dense(_TWICE, run) + self._dense((*_PROJECTIONS, *_OPTIONAL), run)
         layer += self._experts(shape, run) if self.moe is not None else self._dense(_FEED_FORWARD, run)
         layer += rows["seconds"].to_numpy()
-        seconds = self._dense(_ONCE, run) + n_layers * layer + self._heads(chunks)
+        seconds = self._dense(_ONCE, run) + n_layers * layer + _interpolated(self.head, chunks)
         if link is not None:
             # After attention and the feed-forward network of each layer, and after the embedding.
             seconds += (2 * n_layers + 1) * link.all_reduce_s(2 * shape.d_model * run)
         columns = [rows[name].tolist() for name in ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")]
         return [
-            _sample(prompt, cached, decodes, context, float(s), i)
-            for i, (prompt, cached, decodes, context, s) in enumerate(zip(*columns, seconds, strict=True))
+            PlannedPass(int(prompt > 0), prompt, cached, decodes, context).sample(float(took), i)
+            for i, (prompt, cached, decodes, context, took) in enumerate(zip(*columns, seconds, strict=True))
         ]
 
     def adapted(self, measured: MemoryShape, shape: MemoryShape) -> tuple[LayerTables, tuple[str, ...]]:
@@ -143,14 +140,7 @@ class LayerTables:
 
     def _dense(self, layers: Sequence[str], tokens: FloatArray) -> FloatArray:
         """Seconds of some layers together, by tokens; shape (len(tokens),)."""
-        table = self.dense[[name for name in layers if name in self.dense.columns]].sum(axis=1)
-        found: FloatArray = np.interp(tokens, table.index.to_numpy(dtype=float), table.to_numpy())
-        return found
-
-    def _heads(self, sequences: FloatArray) -> FloatArray:
-        table = self.head.sum(axis=1)
-        found: FloatArray = np.interp(sequences, table.index.to_numpy(dtype=float), table.to_numpy())
-        return found
+        return _interpolated(self.dense[[name for name in layers if name in self.dense.columns]], tokens)
 
     def _experts(self, shape: MemoryShape, tokens: FloatArray) -> FloatArray:
         """The block of experts, with as many of them activated as tokens that choose evenly activate on average."""
@@ -163,6 +153,12 @@ class LayerTables:
         inside = LinearNDInterpolator(points, self.moe["seconds"].to_numpy())(asked)
         nearest = NearestNDInterpolator(points, self.moe["seconds"].to_numpy())(asked)
         return np.where(np.isnan(inside), nearest, inside)
+
+
+def _interpolated(table: pd.DataFrame, at: FloatArray) -> FloatArray:
+    """The sum of a table's columns between its rows; shape (len(at),)."""
+    found: FloatArray = np.interp(at, table.index.to_numpy(dtype=float), table.sum(axis=1).to_numpy())
+    return found
 
 
 def _attention_of(shape: MemoryShape) -> tuple[object, ...]:
@@ -248,21 +244,6 @@ def _meta(folder: Path) -> dict[str, Any]:
     if not isinstance(meta, dict):
         raise UserError(f"{path}: not a table of keys and values")
     return meta
-
-
-def _sample(prompt: int, cached: int, decodes: int, context: int, seconds: float, origin: int) -> Sample:
-    scans = [(prompt, cached + prompt)] if prompt else []
-    if decodes:
-        scans.append((1, decodes * context))
-    return Sample(
-        tokens=prompt + decodes,
-        scans=tuple(scans),
-        chunks=decodes + (prompt > 0),
-        runs=0,
-        kernel=KERNEL,
-        seconds=seconds,
-        origin=origin,
-    )
 
 
 def _padded(tokens: FloatArray) -> FloatArray:

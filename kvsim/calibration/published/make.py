@@ -9,7 +9,7 @@ import numpy as np
 from platformdirs import user_cache_path
 
 from kvsim.calibration.published.device_fit import DeviceFit, Subject, fit_device
-from kvsim.calibration.published.imports import NO_HOST
+from kvsim.calibration.published.imports import host_of
 from kvsim.calibration.published.package import Question, ask, package_passes
 from kvsim.calibration.published.sampling import PASSES
 from kvsim.costs.profile import Host, load_profile
@@ -40,7 +40,7 @@ def make_profile(
     has changed: neither the code, nor the package, nor what is asked. Raises ``UserError`` for what the package does
     not know, and if it is missing.
     """
-    host = _host(engine, host_ms)
+    host = host_of(engine, host_ms)
     question = ask(device, model, engine=engine, engine_version=engine_version, tp=tp, weights=weights)
     source = question.source
     folder = user_cache_path("kvsim", appauthor=False) / "device-profiles" if cache is None else cache
@@ -59,12 +59,6 @@ def make_profile(
     made = fit_device(subject, samples, source, host)
     _write(kept, made)
     return made
-
-
-def _host(engine: str, host_ms: float | None) -> Host:
-    if host_ms is not None:
-        return Host(seconds=host_ms * 1e-3, source="given with --host-ms")
-    return Host(seconds=0.0, source=NO_HOST if engine == "vllm" else f"given; what {engine} adds was not measured")
 
 
 def _key(question: Question, host: Host, passes: int) -> str:

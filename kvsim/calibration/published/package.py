@@ -38,7 +38,6 @@ from kvsim.errors import UserError, choices, no_such
 from kvsim.installation import install_extra
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.memory_shapes import config_fields, memory_shape
-from policies import Kernel
 
 NAME = "aiconfigurator-core"
 LICENCE = "Apache-2.0"
@@ -61,8 +60,6 @@ _LONGEST = 65_536
 """Tokens of the longest context in the package's tables of attention."""
 _MOST_CELLS = 524_288
 """Tokens of all sequences of a pass together in these tables."""
-_KERNEL: Kernel = "gather"
-"""The kernel of the paged policies, which are what these engines have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,8 @@ def package_passes(question: Question, rng: np.random.Generator, n: int = PASSES
     Raises ``UserError`` for whatever the package does not know, and if it is missing.
     """
     price = pricer(question)
-    return [_sample(i, planned, price(planned)) for i, planned in enumerate(plan_passes(question.reach, rng, n))]
+    planned = enumerate(plan_passes(question.reach, rng, n))
+    return [each.sample(price(each), i, mixed=each.prompts > 0) for i, each in planned]
 
 
 def ask(
@@ -258,23 +256,6 @@ def _scheduled(planned: PlannedPass) -> dict[str, int]:
         "num_decode_requests": planned.decodes,
         "sum_decode_kv_tokens": planned.decodes * planned.context,
     }
-
-
-def _sample(origin: int, planned: PlannedPass, seconds: float) -> Sample:
-    """The priced pass as a measurement."""
-    prompts = ((planned.tokens, planned.cached + planned.tokens),) * planned.prompts
-    # A decode's cost is linear in its cells: one scan of the sum stands for one scan each.
-    decodes = ((1, planned.decodes * planned.context),) if planned.decodes else ()
-    return Sample(
-        tokens=planned.prompts * planned.tokens + planned.decodes,
-        scans=prompts + decodes,
-        chunks=planned.prompts + planned.decodes,
-        runs=0,
-        kernel=_KERNEL,
-        seconds=seconds,
-        origin=origin,
-        mixed=planned.prompts > 0,
-    )
 
 
 def _unknown(what: str, error: Exception) -> UserError:

@@ -1,4 +1,4 @@
-"""Which passes to price: drawn over the range that servers need, most of them where servers live."""
+"""Passes of a device: which to price, drawn over the range that servers need, most of them where servers live."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+
+from kvsim.costs.pass_layout import Sample
+from policies import Kernel
+
+KERNEL: Kernel = "gather"
+"""The kernel of paged attention, which reads just a sequence's cells, through a table of blocks."""
 
 PASSES = 4_500
 """Passes that are priced for a profile; a package takes some 50 µs for each."""
@@ -54,6 +60,22 @@ class PlannedPass:
     def cells(self) -> int:
         """Cells that the pass's sequences hold together at its end."""
         return self.prompts * (self.cached + self.tokens) + self.decodes * self.context
+
+    def sample(self, seconds: float, origin: int, *, mixed: bool = False) -> Sample:
+        """The pass as a measurement; ``mixed`` as in ``Sample``."""
+        prompts = ((self.tokens, self.cached + self.tokens),) * self.prompts
+        # A decode's cost is linear in its cells: one scan of the sum stands for one scan each.
+        decodes = ((1, self.decodes * self.context),) if self.decodes else ()
+        return Sample(
+            tokens=self.prompts * self.tokens + self.decodes,
+            scans=prompts + decodes,
+            chunks=self.prompts + self.decodes,
+            runs=0,
+            kernel=KERNEL,
+            seconds=seconds,
+            origin=origin,
+            mixed=mixed,
+        )
 
 
 def plan_passes(reach: Reach, rng: np.random.Generator, n: int = PASSES) -> Iterator[PlannedPass]:

@@ -18,31 +18,37 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+_Upstream = Annotated[
+    str, typer.Option(metavar="URL", help="The server that requests are passed on to: http://127.0.0.1:8080.")
+]
+_Out = Annotated[Path, typer.Option(metavar="FILE.jsonl", help="The file to write; a run is added to what it has.")]
+_Rotate = Annotated[
+    str, typer.Option(metavar="SIZE", help="When the file has this size, it becomes FILE.1.jsonl and so on.")
+]
+_SaltFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Keep the secret of the hashes in this file (made if missing), so that prompts of several runs can be "
+        "compared. Who has it and FILE.jsonl can test guesses of a prompt.",
+    ),
+]
+_AllowRemote = Annotated[
+    bool, typer.Option("--allow-remote", help="Let the server, and --host, be other than this machine.")
+]
+
 
 @app.command()
 def observe(
-    upstream: Annotated[
-        str, typer.Option(metavar="URL", help="The server that requests are passed on to: http://127.0.0.1:8080.")
-    ],
-    out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="The file to write; a run is added to what it has.")],
+    upstream: _Upstream,
+    out: _Out,
     port: Annotated[int, typer.Option(help="The port that clients connect to; 0: any.", min=0, max=65535)] = 8090,
     host: Annotated[str, typer.Option(help="The address that clients connect to.")] = "127.0.0.1",
-    rotate: Annotated[
-        str, typer.Option(metavar="SIZE", help="When the file has this size, it becomes FILE.1.jsonl and so on.")
-    ] = "100MB",
-    salt_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Keep the secret of the hashes in this file (made if missing), so that prompts of several runs can be "
-            "compared. Who has it and FILE.jsonl can test guesses of a prompt.",
-        ),
-    ] = None,
+    rotate: _Rotate = "100MB",
+    salt_file: _SaltFile = None,
     requests: Annotated[int | None, typer.Option(help="End after this many recorded requests.", min=1)] = None,
     seconds: Annotated[float | None, typer.Option(help="End after this many seconds.", min=0.1)] = None,
-    allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Let the server, and --host, be other than this machine.")
-    ] = False,
+    allow_remote: _AllowRemote = False,
     as_json: Json = False,
 ) -> None:
     """Record your own traffic: a proxy that keeps times, token counts and hashes, never text.

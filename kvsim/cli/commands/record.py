@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,8 +11,12 @@ from kvsim.cli import completion
 from kvsim.cli.console import print_json, warn
 from kvsim.cli.options import AllowRemote, Json, KeyEnv, LibraryFolder, LlamaThreads, Seed, Silence, load_with
 from kvsim.cli.progress import RunProgress
-from kvsim.cli.server_recording import ServerAsked, record_url
+from kvsim.cli.server_recording import record_url
+from kvsim.cli.servers import ServerAsked, refuse_options
 from kvsim.errors import UserError, no_such
+
+if TYPE_CHECKING:
+    from kvsim.engines.live.engine_recording import Recording
 
 RECORDED = ("llamacpp",)
 """The engines that can be recorded without a server."""
@@ -24,66 +28,74 @@ def _recorded(incomplete: str) -> list[str]:
     return completion.starting(incomplete, RECORDED)
 
 
+_Engine = Annotated[
+    str,
+    typer.Argument(
+        metavar="[ENGINE]",
+        help=f"{' or '.join(RECORDED)}; left out with --url.",
+        autocompletion=_recorded,
+        show_default=False,
+    ),
+]
+_Scenario = Annotated[
+    str | None,
+    typer.Argument(metavar="SCENARIO", help="A built-in scenario or a TOML file.", autocompletion=completion.scenarios),
+]
+_Policy = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        "-p",
+        help="The policy that describes this version, if there are several.",
+        autocompletion=completion.policies,
+    ),
+]
+_Out = Annotated[Path | None, typer.Option(help="The file to write; by default SCENARIO.jsonl.gz.")]
+_Model = Annotated[str | None, typer.Option(help="Replace the scenario's model: smollm2, or a GGUF file.")]
+_Url = Annotated[
+    str | None,
+    typer.Option(help="Send the scenario's traffic to this server instead: llama-server, vLLM or OpenAI's protocol."),
+]
+_Flags = Annotated[
+    str | None,
+    typer.Option(
+        metavar='"-np 4 -c 4096"',
+        help="With --url: what the server was started with; servers do not say all of it.",
+    ),
+]
+_Log = Annotated[
+    Path | None,
+    typer.Option(
+        help="With --url: llama-server's log, for its steps and decisions; start it with "
+        "--log-file FILE --log-timestamps --log-prefix -lv 5."
+    ),
+]
+_Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="With --url: go on with a recording that ended early; send what is missing."),
+]
+_Limit = Annotated[float, typer.Option(help="With --url: the longest time for all of it, s.", min=0.1)]
+
+
 @app.command()
 def record(
-    engine: Annotated[
-        str,
-        typer.Argument(
-            metavar="[ENGINE]",
-            help=f"{' or '.join(RECORDED)}; left out with --url.",
-            autocompletion=_recorded,
-            show_default=False,
-        ),
-    ],
-    scenario: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="SCENARIO", help="A built-in scenario or a TOML file.", autocompletion=completion.scenarios
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            "--policy",
-            "-p",
-            help="The policy that describes this version, if there are several.",
-            autocompletion=completion.policies,
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The file to write; by default SCENARIO.jsonl.gz.")] = None,
-    model: Annotated[str | None, typer.Option(help="Replace the scenario's model: smollm2, or a GGUF file.")] = None,
+    engine: _Engine,
+    scenario: _Scenario = None,
+    policy: _Policy = None,
+    out: _Out = None,
+    model: _Model = None,
     seed: Seed = None,
     requests: Annotated[int | None, typer.Option(help="Run at most this many requests.", min=1)] = None,
     threads: LlamaThreads = 1,
     library: LibraryFolder = None,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="Send the scenario's traffic to this server instead: llama-server, vLLM or OpenAI's protocol."
-        ),
-    ] = None,
-    flags: Annotated[
-        str | None,
-        typer.Option(
-            metavar='"-np 4 -c 4096"',
-            help="With --url: what the server was started with; servers do not say all of it.",
-        ),
-    ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --url: llama-server's log, for its steps and decisions; start it with "
-            "--log-file FILE --log-timestamps --log-prefix -lv 5."
-        ),
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="With --url: go on with a recording that ended early; send what is missing."),
-    ] = False,
+    url: _Url = None,
+    flags: _Flags = None,
+    log: _Log = None,
+    resume: _Resume = False,
     key_env: KeyEnv = None,
     allow_remote: AllowRemote = False,
     timeout: Silence = 300.0,
-    limit: Annotated[float, typer.Option(help="With --url: the longest time for all of it, s.", min=0.1)] = 3600.0,
+    limit: _Limit = 3600.0,
     as_json: Json = False,
 ) -> None:
     """Run a scenario on llama.cpp and record every operation and every cell, for kvsim conform.
@@ -102,23 +114,27 @@ def record(
         if scenario is not None:
             raise UserError(f"--url: the server says what it is; give the scenario alone, without {engine!r:.60}")
         own = {"--policy": policy is not None, "--model": model is not None}
-        _refuse(own | {"--threads": threads != 1}, "a server is recorded as it runs")
-        asked = ServerAsked(url, flags, log, key_env, allow_remote, resume, timeout, limit)
+        refuse_options(own | {"--threads": threads != 1}, "a server is recorded as it runs")
+        asked = ServerAsked(url, flags, key_env, allow_remote, log=log, resume=resume, timeout_s=timeout, limit_s=limit)
         record_url(load_with(engine, seed, requests), asked, out, as_json=as_json)
         return
     given = {"--flags": flags is not None, "--log": log is not None, "--resume": resume}
     given |= {"--key-env": key_env is not None, "--allow-remote": allow_remote}
-    _refuse(given, "only with --url, for a server that runs")
+    refuse_options(given, "only with --url, for a server that runs")
     if engine not in RECORDED:
         raise UserError(f"{no_such('recordable engine', engine, RECORDED)}; or record a server with --url")
     if scenario is None:
         raise UserError(f"{engine}: which scenario? kvsim record {engine} SCENARIO is expected")
+    loaded = load_with(scenario, seed, requests)
     from kvsim.engines.live.engine_recording import record as record_run
 
-    loaded = load_with(scenario, seed, requests)
     with RunProgress(f"recording {loaded.name}", loaded.build_workload().n_requests) as progress:
         path = out or Path(f"{loaded.name}.jsonl.gz")
         done = record_run(loaded, path, policy, model=model, threads=threads, library=library, progress=progress)
+    _tell(done, engine, as_json=as_json)
+
+
+def _tell(done: Recording, engine: str, *, as_json: bool) -> None:
     if as_json:
         print_json(done.to_dict())
     else:
@@ -128,10 +144,3 @@ def record(
         )
     if done.divergence is not None:
         warn([f"the recording ends where llama.cpp and {done.policy} diverge: {done.divergence}"])
-
-
-def _refuse(given: dict[str, bool], why: str) -> None:
-    """Raise ``UserError`` if an option was given."""
-    for option, is_given in given.items():
-        if is_given:
-            raise UserError(f"{option}: {why}")

@@ -25,7 +25,7 @@ from kvsim.cli.options import (
     load_with,
 )
 from kvsim.cli.progress import RunProgress
-from kvsim.cli.servers import ServersAsked
+from kvsim.cli.servers import ServerAsked, servers_asked
 from kvsim.errors import UserError
 
 if TYPE_CHECKING:
@@ -147,7 +147,16 @@ def validate(
         return
     name = (scenario or ["chat"])[0]
     if url:
-        servers = ServersAsked(url, flags or [], log or [], key_env, allow_remote, timeout, resume, model)
+        servers = servers_asked(
+            url,
+            flags or [],
+            log or [],
+            key_env=key_env,
+            allow_remote=allow_remote,
+            timeout_s=timeout,
+            resume=resume,
+            model=model,
+        )
         _against_servers(
             name, seed, requests, servers, _ServerRun(profile, calibration_seconds, repeat or 2, bound, out, as_json)
         )
@@ -223,9 +232,9 @@ class _ServerRun(NamedTuple):
     as_json: bool
 
 
-def _against_servers(name: str, seed: int | None, requests: int, servers: ServersAsked, run: _ServerRun) -> None:
+def _against_servers(name: str, seed: int | None, requests: int, servers: list[ServerAsked], run: _ServerRun) -> None:
     """Send traffic to servers, and compare what they took with what is predicted."""
-    asked = servers.asked()
+    asked = [server.asked() for server in servers]
     from kvsim.cli.server_calibration import profile_for
     from kvsim.engines.live.server_validation import validate_servers
     from kvsim.scenario.scenario import shortened
@@ -234,8 +243,8 @@ def _against_servers(name: str, seed: int | None, requests: int, servers: Server
     loaded = shortened(load_with(trace_scenario(name) if is_trace(name) else name, seed), requests)
     folder = run.out / f"validate-{loaded.name}"
     try:
-        with RunProgress(f"asking {servers.url[0]}", 100) as progress:
-            profile = run.profile or profile_for(servers, run.calibration_seconds, progress)
+        with RunProgress(f"asking {servers[0].url}", 100) as progress:
+            profile = run.profile or profile_for(servers[0], run.calibration_seconds, progress)
             done = validate_servers(
                 loaded,
                 asked,

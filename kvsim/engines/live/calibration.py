@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +13,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvsim import machine
-from kvsim.calibration.causes import likely_cause
 from kvsim.calibration.llamacpp import SKIPPING
-from kvsim.calibration.run import HELD_OUT_BOUND, TIGHT
+from kvsim.calibration.outcome import TIGHT, Outcome, machine_info
 from kvsim.calibration.server_fit import server_profile
 from kvsim.costs.fitting import FittedRegimes
-from kvsim.costs.pass_layout import REGIMES, Sample, regime_of
+from kvsim.costs.pass_layout import REGIMES, Sample
 from kvsim.costs.pass_price import PassPrice
-from kvsim.costs.profile import Coefficient, MachineInfo, Profile
-from kvsim.costs.step_fit import LEAST_STEPS, fit_steps
-from kvsim.engines.live.address import Address, address_of, is_loopback
+from kvsim.costs.profile import Coefficient, Profile
+from kvsim.costs.step_fit import LEAST_STEPS, fit_steps, kind_of
+from kvsim.engines.live.address import is_loopback
 from kvsim.engines.live.load_measurement import LoadMeasurement, Report
 from kvsim.engines.live.load_runs import LoadHeader, LoadJournal, LoadRun
-from kvsim.engines.live.served import Served, served
-from kvsim.engines.live.settings import ServerSettings, ask_settings
+from kvsim.engines.live.served import LiveServer
 from kvsim.errors import UserError, counted
 from kvsim.simulation.run import build_policy
 from policies.placement.rule import PassReads
@@ -38,41 +34,23 @@ _ENOUGH = 2 * LEAST_STEPS
 """Steps of each kind before anything is fitted."""
 _PATIENCE = 4
 """How many times the given time may pass until there are so many."""
-_LEAST_ROUNDS = 2
-"""Rounds before intervals say anything."""
 _ALIKE = 3
 """Held-out steps of one kind from which their scatter is told."""
 _RESAMPLES = 200
 
 
 @dataclass(frozen=True)
-class ServerCalibration:
-    """A profile of a server, and how well it fits the steps that were seen."""
+class ServerCalibration(Outcome):
+    """A profile of a server, and how well it fits the steps that were seen; a round is one of staircases."""
 
-    profile: Profile
-    held_out: pd.DataFrame
-    """A row for each step held out of the fit: regime, kernel, tokens, chunks, cells, measured_s, predicted_s."""
-    rounds: float
-    """Rounds of staircases, by which each number of requests was reached once or more."""
-    half_width: float
-    """Median over all kinds of steps of the 95 % interval's half-width relative to the mean; 1 if unknown."""
-    scatter: float | None
-    """Median over all kinds of steps of the relative standard deviation; None if there were too few of a kind."""
-    resumed: int
-    """Staircases taken over from an earlier, unfinished calibration."""
-    left_out: float
-    """Share of the steps that were left out because it is not certain how long they took."""
+    LEAST_ROUNDS = 2
+
     shared: int
     """Staircases that were left out because others used the server."""
     busy: int
     """Staircases during which other work had the processors of the server's machine."""
     quiet: bool
     """Whether there were enough others, so that those were left out."""
-
-    @property
-    def tight(self) -> bool:
-        """Whether measuring ended because the intervals were narrow enough."""
-        return self.rounds >= _LEAST_ROUNDS and self.half_width <= TIGHT
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -85,51 +63,11 @@ class ServerCalibration:
             found.append(f"other work had the processors meanwhile: {counted(self.busy, 'staircase')} {taken}")
         return tuple(found)
 
-    def refusal(self, bound: float = HELD_OUT_BOUND) -> str | None:
-        """Why the profile is not worth keeping, with the likeliest cause; None if it is."""
-        for regime, error in self.profile.held_out.items():
-            if not error.error_median <= bound:
-                cause = likely_cause(self.profile, self.held_out, self.scatter)
-                return (
-                    f"the median held-out error of {regime} steps is {error.error_median:.1%}, over the bound of "
-                    f"{bound:.1%}; {cause}"
-                )
-        return None
-
     def plot(self) -> Figure:
         """Predicted against measured seconds of the held-out steps, by regime."""
         from kvsim.reports.device_plots import device_figure
 
         return device_figure(self.profile, self.held_out)
-
-
-@dataclass(frozen=True)
-class LiveServer:
-    """A server that was asked what it is."""
-
-    address: Address
-    settings: ServerSettings
-    served: Served
-    key: str | None = None
-
-    @property
-    def engine(self) -> str:
-        """Engine and version."""
-        return self.settings.engine
-
-    @property
-    def model(self) -> str:
-        """The model's name in scenarios."""
-        return self.served.scenario.model.name
-
-
-def find_server(
-    url: str, *, model: str | None = None, flags: str = "", key: str | None = None, allow_remote: bool = False
-) -> LiveServer:
-    """Ask a server what it is. ``model``, ``flags`` as for ``served``. Raises ``UserError``."""
-    address = address_of(url, allow_remote=allow_remote)
-    settings = ask_settings(address, key=key)
-    return LiveServer(address, settings, served(address, settings, model, flags), key)
 
 
 def calibrate_server(
@@ -147,15 +85,8 @@ def calibrate_server(
     too, and a server that is gone leaves in it all that was measured. Raises ``UserError``.
     """
     log = LoadJournal(journal, LoadHeader, LoadRun)
-    header = _header(server)
-    runs = log.pieces() if log.header() == header else []
-    if not runs:
-        log.begin(header)
-    scenario = server.served.scenario
     load_before = machine.system_load()
-    measurement = LoadMeasurement(
-        server.address, server.settings, scenario, server.served.threads, server.key, log, runs, seconds, report
-    )
+    measurement = LoadMeasurement(server, log, log.go_on(_header(server)), seconds, report)
     measurement.measure(_Ending())
     return _built(name, server, measurement, load_before)
 
@@ -171,7 +102,7 @@ class _Ending:
         seen = _kinds(_samples(measurement))
         if min(seen.values()) < _ENOUGH:
             if elapsed_s > _PATIENCE * measurement.seconds:
-                raise UserError(f"{measurement.address}: {_too_few(seen, measurement, elapsed_s)}")
+                raise UserError(f"{measurement.server.address}: {_too_few(seen, measurement, elapsed_s)}")
             return False
         if elapsed_s >= measurement.seconds:
             return True
@@ -211,8 +142,7 @@ def _kinds(samples: Sequence[Sample]) -> dict[str, int]:
     """Steps by regime."""
     counts: dict[str, int] = dict.fromkeys(REGIMES, 0)
     for sample in samples:
-        mixed = any(regime_of(work) == "mixed" for work in (sample, *sample.further))
-        counts["mixed" if mixed else "decode"] += 1
+        counts[kind_of(sample)] += 1
     return counts
 
 
@@ -256,7 +186,7 @@ def _built(name: str, server: LiveServer, measurement: LoadMeasurement, load_bef
         model=server.model,
         type_k=scenario.cache.type_k,
         type_v=scenario.cache.type_v,
-        machine=_machine(server.served.threads, load_before),
+        machine=machine_info(server.served.threads, load_before),
         measured=datetime.datetime.now(datetime.UTC).date().isoformat(),
         skipping=SKIPPING,
         shifts_all=scenario.server.scheduler == "llama-server",
@@ -285,22 +215,6 @@ def _seen_steps(run: LoadRun) -> int:
     return len(run.requests[0].token_s)
 
 
-def _machine(threads: int, load_before: float) -> MachineInfo:
-    return MachineInfo(
-        processor=machine.processor(),
-        cores=os.cpu_count() or 1,
-        blas=machine.blas(),
-        threads=threads,
-        system=f"{platform.system()} {platform.release()}",
-        python=platform.python_version(),
-        numpy=np.__version__,
-        load_before=load_before,
-        load_after=machine.system_load(),
-        # What the server got of its cores is not known here.
-        cpu_share=1.0,
-    )
-
-
 def _assumed(server: LiveServer, measurement: LoadMeasurement) -> tuple[str, ...]:
     lines = [*server.served.assumed]
     host = server.address.url.split("://", 1)[1].rsplit(":", 1)[0]
@@ -315,7 +229,7 @@ def _assumed(server: LiveServer, measurement: LoadMeasurement) -> tuple[str, ...
 
 def _front_end(profile: Profile, measurement: LoadMeasurement) -> Coefficient | None:
     """Seconds between a client's TTFT and the steps of a prompt: the median over prompts alone; None without any."""
-    policy = build_policy(measurement.scenario)
+    policy = build_policy(measurement.server.served.scenario)
     price = PassPrice(profile, policy.kernel, policy.groups)
     more = []
     for found in measurement.found:

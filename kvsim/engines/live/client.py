@@ -99,7 +99,11 @@ class Client:
     def __init__(self, address: Address, api: Api, model: str | None, *, key: str | None = None, timeout_s: float = 60):
         """``model``: the name that the server wants to be asked for; ``timeout_s``: the longest silence."""
         self.address, self.api, self.model = address, api, model
-        self._http = http_client(address, key, timeout_s)
+        self._http = httpx.AsyncClient(
+            **http_options(address, key),
+            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 10)),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        )
 
     async def __aenter__(self) -> Client:
         await self._http.__aenter__()
@@ -127,11 +131,11 @@ class Client:
                 else:
                     await self._read(response, answer, clock, watch)
         except httpx.ConnectError as e:
-            raise ServerFault(f"{self.address}: cannot be reached: {words_of(e)}", gone=True) from None
+            raise unreachable(self.address, e) from None
         except httpx.TimeoutException:
             answer.error, answer.timed_out = f"no answer for {self._http.timeout.read:g} s", True
         except httpx.TransportError as e:
-            answer.error = f"the connection broke off: {words_of(e)}"
+            answer.error = f"the connection broke off: {_words_of(e)}"
         answer.done_s = time.monotonic() - clock
         answer.output_tokens = answer.output_tokens or len(answer.token_s)
         return answer
@@ -147,7 +151,7 @@ class Client:
             response = await self._http.post("/tokenize", json=body)
             said = response.json() if response.status_code == httpx.codes.OK else None
         except httpx.ConnectError as e:
-            raise ServerFault(f"{self.address}: cannot be reached: {words_of(e)}", gone=True) from None
+            raise unreachable(self.address, e) from None
         except (httpx.HTTPError, ValueError):
             return None
         tokens = said.get("tokens") if isinstance(said, dict) else None
@@ -231,17 +235,10 @@ class Client:
         return len(ids) or int(bool(choices[0].get("text"))), False
 
 
-def http_client(address: Address, key: str | None, timeout_s: float) -> httpx.AsyncClient:
-    """A client that contacts this address alone: no proxy of the environment, no redirect."""
+def http_options(address: Address, key: str | None = None) -> dict[str, Any]:
+    """Options of an httpx client that contacts this address alone: no proxy of the environment, no redirect."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return httpx.AsyncClient(
-        base_url=address.url,
-        headers=headers,
-        timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 10)),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        trust_env=False,
-        follow_redirects=False,
-    )
+    return {"base_url": address.url, "headers": headers, "trust_env": False, "follow_redirects": False}
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[str]:
@@ -271,6 +268,11 @@ def _message_of(said: bytes) -> str:
     return " ".join(text.split())[:200] or "no reason given"
 
 
+def unreachable(address: Address, e: Exception) -> ServerFault:
+    """The fault of a server that cannot be reached."""
+    return ServerFault(f"{address}: cannot be reached: {_words_of(e)}", gone=True)
+
+
 def about_key(headers: Mapping[str, str], status: int) -> str:
     """What to say where a server refuses for want of a key; ``headers``: those that it was asked with."""
     if "Authorization" in headers:
@@ -278,7 +280,7 @@ def about_key(headers: Mapping[str, str], status: int) -> str:
     return f"wants a key (HTTP {status}); give it by --key-env NAME"
 
 
-def words_of(e: Exception) -> str:
+def _words_of(e: Exception) -> str:
     """What went wrong with a connection, in a line and without the system's number for it."""
     said = re.sub(r"\[Errno -?\d+\] ", "", " ".join(str(e).split()))
     return said[:1].lower() + said[1:] or type(e).__name__

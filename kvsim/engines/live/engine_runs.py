@@ -10,13 +10,13 @@ import numpy as np
 from kvsim import machine
 from kvsim.calibration.llamacpp import llama_reference_passes
 from kvsim.calibration.llamacpp_session import LlamaCppSession
+from kvsim.calibration.numpy_engine import numpy_reference_passes
 from kvsim.calibration.pace import PaceCurve, Tick, choose_windows
 from kvsim.calibration.reference_passes import (
     PaceKeeper,
     PaceMeasuringBackend,
     ReferencePasses,
     known_seconds,
-    numpy_reference_passes,
 )
 from kvsim.costs.profile import NUMPY, Profile
 from kvsim.engines.recordings.run_pace import PacedBackend

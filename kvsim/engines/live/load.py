@@ -18,7 +18,8 @@ from functools import partial
 
 import numpy as np
 
-from kvsim.engines.live.client import Answer, Client, Question
+from kvsim.engines.live.client import Answer, Api, Client, Question
+from kvsim.engines.live.prompts import Vocabulary
 
 HOLD = 6
 """Decode-only steps before the next request is sent."""
@@ -119,6 +120,39 @@ def fitted(stairs: Staircase, limits: Limits) -> Staircase:
         most[stairs.staying :] = [room // stairs.passing for room in most[stairs.staying :]]
     prompts = (max(1, min(n, room)) for n, room in zip(stairs.prompts, most, strict=True))
     return replace(stairs, prompts=tuple(prompts))
+
+
+def questions_of(stairs: Staircase, vocabulary: Vocabulary, api: Api, rng: np.random.Generator) -> list[Question]:
+    """A question for each request of a staircase, of random tokens or, for servers that take none, of random words."""
+    found: list[Question] = []
+    asked = zip(stairs.prompts, stairs.output_tokens, stairs.slots, strict=True)
+    for i, (tokens, output, slot) in enumerate(asked):
+        prompt = vocabulary.draw(tokens, rng)
+        again = stairs.goes_on and i > stairs.staying and not vocabulary.is_text
+        if again:
+            before = found[-1].prompt
+            assert not isinstance(before, str)
+            assert not isinstance(prompt, str)
+            prompt = (*before, *prompt)
+        answer = vocabulary.answers[i % len(vocabulary.answers)] if vocabulary.answers else None
+        # A slot that is asked for by number is not saved to host memory first.
+        own = {"cache_prompt": again, "id_slot": slot} if api == "llama-server" else {}
+        found.append(Question(prompt, output, answer, own))
+    return found
+
+
+def fault_of(answers: Sequence[Answer], stairs: Staircase) -> str | None:
+    """Why the answers to a staircase are of no use, in words; None if they are."""
+    for i, (answer, asked) in enumerate(zip(answers, stairs.output_tokens, strict=False)):
+        if answer.error is not None:
+            return answer.error
+        if answer.output_tokens != asked or not answer.token_s:
+            return f"answered with {answer.output_tokens} tokens where {asked} were asked for"
+        if answer.prompt_tokens is None:
+            return "does not say how many tokens a prompt has"
+        if answer.cached_tokens and not (stairs.goes_on and i > stairs.staying):
+            return "answered from a cache what was never asked before"
+    return None if len(answers) == len(stairs.prompts) else "a request was not answered"
 
 
 class _Hold:

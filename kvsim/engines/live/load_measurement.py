@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 from kvsim import machine
 from kvsim.engines.live.address import Address, is_loopback
 from kvsim.engines.live.client import Answer, Client, ServerFault
-from kvsim.engines.live.load import PASSING, Limits, Staircase, climb, fitted, probes, round_of
+from kvsim.engines.live.load import PASSING, Limits, Staircase, climb, fault_of, fitted, probes, questions_of, round_of
 from kvsim.engines.live.load_runs import LoadJournal, LoadRequest, LoadRun, RunSamples, samples_of
 from kvsim.engines.live.prompts import Vocabulary
-from kvsim.engines.live.questions import fault_of, questions_of
-from kvsim.engines.live.settings import Counters, ServerSettings, ask_counters
+from kvsim.engines.live.served import LiveServer
+from kvsim.engines.live.settings import Counters, ask_counters
 from kvsim.engines.live.vocabulary import find_vocabulary
 from kvsim.scenario.scenario import Scenario
 from workloads import named_rng
@@ -61,12 +61,7 @@ def _longest_answer(requests: int, batch: int) -> int:
 class LoadMeasurement:
     """What was measured of a server so far."""
 
-    address: Address
-    settings: ServerSettings
-    scenario: Scenario
-    threads: int
-    """With how many the server computes."""
-    key: str | None
+    server: LiveServer
     journal: LoadJournal
     runs: list[LoadRun]
     seconds: float
@@ -82,7 +77,8 @@ class LoadMeasurement:
     _start: Counters | None = None
 
     def __post_init__(self) -> None:
-        self.limits = limits_of(self.address, self.scenario)
+        self.scenario = self.server.served.scenario
+        self.limits = limits_of(self.server.address, self.scenario)
         self.found = [samples_of(run, self.scenario) for run in self.runs]
         self.resumed = len(self.runs)
 
@@ -101,8 +97,9 @@ class LoadMeasurement:
 
     async def _measure(self, ended: Callable[[LoadMeasurement, float], bool]) -> None:
         began = time.monotonic()
-        async with Client(self.address, self.settings.api, self.settings.model, key=self.key) as client:
-            vocabulary = await find_vocabulary(client, self.settings)
+        address, settings = self.server.address, self.server.settings
+        async with Client(address, settings.api, settings.model, key=self.server.key) as client:
+            vocabulary = await find_vocabulary(client, settings)
             self._count_anew()
             await self._probe(client, vocabulary)
             while not ended(self, elapsed := time.monotonic() - began):
@@ -140,15 +137,14 @@ class LoadMeasurement:
             answers = await climb(client, questions, time.monotonic())
             fault = fault_of(answers, stairs)
             if fault is None:
-                return self._keep(
-                    answers, probe, busy=is_busy(self.address, self.threads, before, machine.processor_time())
-                )
+                busy = is_busy(self.server, before, machine.processor_time())
+                return self._keep(answers, probe, busy=busy)
             # What the server computed for requests that failed is not known.
             self._count_anew()
             if attempt:
                 shorter = tuple(max(1, n // 2) for n in stairs.prompts)
                 stairs = fitted(replace(stairs, prompts=shorter), self.limits)
-        raise ServerFault(f"{self.address}: {fault}")
+        raise ServerFault(f"{self.server.address}: {fault}")
 
     def _keep(self, answers: list[Answer], probe: bool, *, busy: bool) -> LoadRun:
         run = LoadRun(
@@ -166,13 +162,13 @@ class LoadMeasurement:
     def _count_anew(self) -> None:
         """Take the server's counters as they are now for the beginning."""
         self._own = self._of_others = 0
-        self._start = ask_counters(self.address, key=self.key)
+        self._start = ask_counters(self.server.address, key=self.server.key)
         self.counts = self._start is not None
 
     def _shared(self, answers: list[Answer]) -> bool:
         """Whether the server's counters have moved by more than what we asked for."""
         self._own += sum((a.prompt_tokens or 0) - (a.cached_tokens or 0) + a.output_tokens for a in answers)
-        now = ask_counters(self.address, key=self.key) if self.counts else None
+        now = ask_counters(self.server.address, key=self.server.key) if self.counts else None
         if now is None or self._start is None:
             return False
         counted = now.prompt_tokens + now.output_tokens - self._start.prompt_tokens - self._start.output_tokens
@@ -183,14 +179,14 @@ class LoadMeasurement:
         return True
 
 
-def is_busy(address: Address, threads: int, before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
+def is_busy(server: LiveServer, before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
     """Whether the processors that a server on this machine leaves free were taken by other work.
 
-    ``threads``: with how many the server computes; ``before``, ``after``: of ``machine.processor_time``. False where
-    that cannot be known.
+    ``before``, ``after``: of ``machine.processor_time``. False where that cannot be known.
     """
+    threads = server.served.threads
     free = (os.cpu_count() or 1) - threads
-    local = is_loopback(urlsplit(address.url).hostname or "")
+    local = is_loopback(urlsplit(server.address.url).hostname or "")
     if before is None or after is None or after[1] <= before[1] or free < 1 or not local:
         return False
     idle = (after[0] - before[0]) / (after[1] - before[1])

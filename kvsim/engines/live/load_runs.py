@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
-from kvsim.calibration.journal import JournalOf, Line
+from kvsim.calibration.journal import Journal, Line
 from kvsim.calibration.llamacpp import SKIPPING
 from kvsim.costs.pass_layout import Sample, sample_of
 from kvsim.engines.live.load import steps_of_prompt
@@ -76,7 +76,7 @@ class LoadRun(Line):
     """Whether no processor of the server's machine was free meanwhile, so that other work may have slowed it down."""
 
 
-LoadJournal = JournalOf[LoadHeader, LoadRun]
+LoadJournal = Journal[LoadHeader, LoadRun]
 """The journal of a calibration of a server."""
 
 

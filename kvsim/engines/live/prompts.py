@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from pydantic import PlainSerializer, PlainValidator
 
 from kvsim.engines.live.client import Answer, Question
 from kvsim.scenario.content import content_of
@@ -19,6 +20,12 @@ from workloads import Request, named_rng
 from workloads.request import SOURCES
 
 Unit = int | str
+Ids = Annotated[
+    range,
+    PlainValidator(lambda said: said if isinstance(said, range) else range(*said)),
+    PlainSerializer(lambda ids: [ids.start, ids.stop]),
+]
+"""Token ids in a row; in JSON the first, and the one behind the last."""
 Piece = tuple[int, int, int]
 """``(source, start, n)``, as in the workload."""
 
@@ -38,7 +45,7 @@ _FIRST_MARK = 100.0
 class Vocabulary:
     """What texts are drawn from."""
 
-    ids: range | None
+    ids: Ids | None
     """Ordinary token ids; None: words, for a server that takes no ids."""
     answers: tuple[int, ...] = ()
     """Tokens that answers shall consist of, one for each answer; none where the server cannot be made to."""
@@ -57,20 +64,15 @@ class Vocabulary:
         """Whether prompts are sent as text, not as token ids."""
         return self.ids is None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The vocabulary as JSON."""
-        return {
-            "ids": None if self.ids is None else [self.ids.start, self.ids.stop],
-            "answers": list(self.answers),
-            "tokens_per_word": self.tokens_per_word,
-            "extra_tokens": self.extra_tokens,
-        }
+    def words(self, tokens: int) -> int:
+        """How many words have so many tokens, as the server counts."""
+        return max(1, round((tokens - self.extra_tokens) / self.tokens_per_word))
 
-    @staticmethod
-    def from_dict(said: dict[str, Any]) -> Vocabulary:
-        """The vocabulary that ``to_dict`` gave."""
-        ids = None if said["ids"] is None else range(*said["ids"])
-        return Vocabulary(ids, tuple(said["answers"]), said["tokens_per_word"], said["extra_tokens"])
+    def draw(self, tokens: int, rng: np.random.Generator) -> tuple[int, ...] | str:
+        """A random prompt of so many tokens."""
+        n = self.words(tokens) if self.is_text else tokens
+        drawn = [self.units[i] for i in rng.integers(0, len(self.units), n).tolist()]
+        return "".join(map(str, drawn)) if self.is_text else tuple(map(int, drawn))
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,8 @@ class Prompts:
         if not self.vocabulary.is_text:
             mark = None if self._first_mark is None else _FIRST_MARK + self._first_mark + request.id
             return Prompt(tuple(int(unit) for unit in units), pieces, answer, mark)
-        words = round((request.prompt_tokens - self.vocabulary.extra_tokens) / self.vocabulary.tokens_per_word)
-        return Prompt("".join(str(unit) for unit in units[: max(1, words)]), pieces, answer)
+        words = self.vocabulary.words(request.prompt_tokens)
+        return Prompt("".join(str(unit) for unit in units[:words]), pieces, answer)
 
     def answered(self, request: Request, answer: Answer) -> None:
         """Note an answer, for prompts that quote it. One of which no tokens are known is quoted as a random text."""

@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 
 from kvsim.engines.live.address import Address
 from kvsim.engines.live.recorded_lines import Record
-from kvsim.engines.live.recording_journal import Journal
+from kvsim.engines.live.recording_journal import RecordingJournal
 from kvsim.engines.live.served import model_of
 from kvsim.engines.live.settings import ServerSettings
 from kvsim.engines.live.started_with import about_server
@@ -51,7 +51,7 @@ class Run:
     asking: Asking
     settings: ServerSettings
     workload: Workload
-    journal: Journal
+    journal: RecordingJournal
     stopped: SendingStopped | None = None
     others: dict[str, int] | None = None
     """Tokens ``counted`` by the server meanwhile, and those that were ``ours``."""

@@ -1,16 +1,15 @@
-"""What a run has gathered so far, line by line, so that a kill loses at most the last line and ``--resume`` goes on."""
+"""What a recording has gathered so far, in a journal from which ``--resume`` goes on."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from kvsim.calibration.journal import Journal, Line
 from kvsim.engines.live.client import Answer
 from kvsim.engines.live.prompts import Prompt, Vocabulary
 from kvsim.engines.live.traffic import Exchange
@@ -18,16 +17,15 @@ from kvsim.errors import UserError
 from kvsim.experiments.traffic import InMemoryRequests
 from workloads import Request, Workload
 
-_KIND = "kvsim-journal"
 _KEPT = ("id_slot", "truncated", "stop_type", "tokens_cached", "tokens_evaluated", "tokens_predicted")
 _KEPT_TIMINGS = ("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms")
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 
 
-@dataclass(frozen=True)
-class Head:
-    """What a journal is of; a run that resumes must be of the same."""
+class Head(Line):
+    """What is recorded; a run that resumes must be of the same."""
 
+    journal: Literal["kvsim-journal"] = "kvsim-journal"
     asked: str
     """Digest of all requests."""
     seed: int
@@ -42,15 +40,31 @@ class Head:
     """When the first part began: seconds since 1970."""
 
 
-class Journal:
-    """A file to which each exchange is added as it ends; times are seconds since the beginning of the first part."""
+class Part(Line):
+    """The recording goes on."""
 
-    def __init__(self, path: Path, head: Head, exchanges: Sequence[Exchange], parts: Sequence[float]):
-        self.path, self.head = path, head
+    part_s: float
+
+
+class Ended(Line):
+    """A request has ended."""
+
+    request: int
+    due_s: float
+    after: int | None
+    prompt: Prompt
+    answer: Answer
+
+
+class RecordingJournal:
+    """The exchanges of a recording, each kept as it ends; times are seconds since the beginning of the first part."""
+
+    def __init__(self, path: Path, head: Head, exchanges: Sequence[Exchange] = (), parts: Sequence[float] = (0.0,)):
+        self.head = head
         self.exchanges = list(exchanges)
-        """One for each end, more than one of a request that was sent again."""
         self.parts = tuple(parts)
         """When each part began: 0 of the first."""
+        self._journal = _journal(path)
 
     @property
     def latest(self) -> dict[int, Exchange]:
@@ -58,66 +72,63 @@ class Journal:
         return {exchange.request.id: exchange for exchange in self.exchanges}
 
     @staticmethod
-    def begin(path: Path, head: Head) -> Journal:
+    def begin(path: Path, head: Head) -> RecordingJournal:
         """A new file. Raises ``UserError`` if there is one, or it cannot be written."""
-        said = {**asdict(head), "vocabulary": head.vocabulary.to_dict(), "journal": _KIND}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("x", encoding="utf-8") as file:
-                file.write(_line(said))
-        except FileExistsError:
+        if path.exists():
             raise UserError(
                 f"{path}: a recording was begun there; --resume goes on with it, or delete it to begin anew"
-            ) from None
-        except OSError as e:
-            raise UserError(f"{path}: cannot write: {e.strerror}") from None
-        return Journal(path, head, (), (0.0,))
+            )
+        gathered = RecordingJournal(path, head)
+        gathered._journal.begin(head)
+        return gathered
 
     @staticmethod
     def head_of(path: Path) -> Head:
-        """What a journal is of. Raises ``UserError`` if it is none."""
-        return _head(path, _lines(path))
+        """What a file is of. Raises ``UserError`` if it was not begun by a recording."""
+        if not path.exists():
+            raise UserError(f"{path}: there is no such file; nothing was begun that --resume could go on with")
+        head = _journal(path).header()
+        if head is None:
+            raise UserError(f"{path}: not what kvsim record --url begins; delete it to begin anew")
+        return head
 
     @staticmethod
-    def resume(path: Path, requests: Workload) -> Journal:
+    def resume(path: Path, requests: Workload) -> RecordingJournal:
         """A file that was begun, and goes on now. Raises ``UserError`` if it is none, or of other requests."""
-        lines = _lines(path)
-        head = _head(path, lines)
+        head = RecordingJournal.head_of(path)
         if head.asked != digest(requests):
             raise UserError(
                 f"{path}: of other requests than these; the same scenario, seed and --requests are expected"
             )
         known = {request.id: request for request in requests}
-        try:
-            exchanges = [_exchange(line, known) for line in lines[1:] if "part_s" not in line]
-            parts = [0.0, *(float(line["part_s"]) for line in lines[1:] if "part_s" in line)]
-        except (KeyError, TypeError, ValueError) as e:
-            raise UserError(f"{path}: damaged ({type(e).__name__}: {e}); delete it to begin anew") from None
-        part_s = max(time.time() - head.began, 0.0)
-        _cut_last_line(path)
-        journal = Journal(path, head, exchanges, [*parts, part_s])
-        journal._append({"part_s": part_s})
-        return journal
+        parts, exchanges = [0.0], []
+        for entry in _journal(path).entries():
+            if isinstance(entry, Part):
+                parts.append(entry.part_s)
+            else:
+                request = known[entry.request]
+                exchanges.append(Exchange(request, entry.prompt, entry.answer, entry.due_s, entry.after))
+        now = Part(part_s=max(time.time() - head.began, 0.0))
+        gathered = RecordingJournal(path, head, exchanges, [*parts, now.part_s])
+        gathered._journal.add(now)
+        return gathered
 
     def add(self, exchange: Exchange) -> None:
         """Add an exchange, whose times are since the beginning of this part. Raises ``UserError``."""
         moved = _later(exchange, self.parts[-1])
         self.exchanges.append(moved)
-        answer = asdict(moved.answer)
-        answer["result"] = kept_result(moved.answer.result)
-        said = {"request": moved.request.id, "due_s": moved.due_s, "after": moved.after}
-        self._append({**said, "prompt": asdict(moved.prompt), "answer": answer})
+        answer = replace(moved.answer, result=kept_result(moved.answer.result))
+        self._journal.add(
+            Ended(request=moved.request.id, due_s=moved.due_s, after=moved.after, prompt=moved.prompt, answer=answer)
+        )
 
     def remove(self) -> None:
         """Delete the file: all is done."""
-        self.path.unlink(missing_ok=True)
+        self._journal.remove()
 
-    def _append(self, said: dict[str, Any]) -> None:
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(_line(said))
-        except OSError as e:
-            raise UserError(f"{self.path}: cannot write: {e.strerror}") from None
+
+def _journal(path: Path) -> Journal[Head, Part | Ended]:
+    return Journal[Head, Part | Ended](path, Head, Part, Ended)
 
 
 def remaining(workload: Workload, done: Collection[int]) -> InMemoryRequests:
@@ -181,53 +192,3 @@ def _later(exchange: Exchange, by_s: float) -> Exchange:
         done_s=answer.done_s + by_s,
     )
     return replace(exchange, answer=moved, due_s=exchange.due_s + by_s)
-
-
-def _line(said: dict[str, Any]) -> str:
-    return json.dumps(said, separators=(",", ":")) + "\n"
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines; the last one may have been cut by a kill."""
-    try:
-        text = path.read_text("utf-8", "replace")
-        return [json.loads(line) for line in text.split("\n")[:-1]]
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; nothing was begun that --resume could go on with") from None
-    except OSError as e:
-        raise UserError(f"{path}: cannot be read: {e.strerror}") from None
-    except ValueError:
-        raise UserError(f"{path}: damaged: not JSON lines; delete it to begin anew") from None
-
-
-def _cut_last_line(path: Path) -> None:
-    """Take away what follows the last end of a line."""
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)
-
-
-def _head(path: Path, lines: list[dict[str, Any]]) -> Head:
-    try:
-        said = dict(lines[0])
-        if said.pop("journal") != _KIND:
-            raise ValueError("another kind of file")
-        said["vocabulary"] = Vocabulary.from_dict(said["vocabulary"])
-        said["flags"] = None if said["flags"] is None else tuple(said["flags"])
-        return Head(**said)
-    except (IndexError, KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(f"{path}: not what kvsim record --url begins; delete it to begin anew") from None
-
-
-def _exchange(line: dict[str, Any], known: dict[int, Request]) -> Exchange:
-    prompt = line["prompt"]
-    said = prompt["said"] if isinstance(prompt["said"], str) else tuple(prompt["said"])
-    pieces = tuple((int(source), int(start), int(n)) for source, start, n in prompt["pieces"])
-    return Exchange(
-        known[line["request"]],
-        Prompt(said, pieces, prompt["answer"], prompt["mark"]),
-        Answer(**line["answer"]),
-        line["due_s"],
-        line["after"],
-    )

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from kvsim.engines.live.address import Address
-from kvsim.engines.live.settings import ServerSettings
+from kvsim.engines.live.address import Address, address_of
+from kvsim.engines.live.settings import ServerSettings, ask_settings
 from kvsim.engines.live.started_with import shares_cache
 from kvsim.engines.recordings.server_flags import flag_value, model_of_file, scenario_of
 from kvsim.errors import UserError, counted
@@ -33,6 +33,35 @@ class Served:
     threads: int
     assumed: tuple[str, ...]
     """What neither the server nor its flags say, one line each."""
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    """A server that was asked what it is."""
+
+    address: Address
+    settings: ServerSettings
+    served: Served
+    key: str | None = None
+
+    @property
+    def engine(self) -> str:
+        """Engine and version."""
+        return self.settings.engine
+
+    @property
+    def model(self) -> str:
+        """The model's name in scenarios."""
+        return self.served.scenario.model.name
+
+
+def find_server(
+    url: str, *, model: str | None = None, flags: str = "", key: str | None = None, allow_remote: bool = False
+) -> LiveServer:
+    """Ask a server what it is. ``model``, ``flags`` as for ``served``. Raises ``UserError``."""
+    address = address_of(url, allow_remote=allow_remote)
+    settings = ask_settings(address, key=key)
+    return LiveServer(address, settings, served(address, settings, model, flags), key)
 
 
 def served(address: Address, settings: ServerSettings, model: str | None, flags: str = "") -> Served:

@@ -14,7 +14,7 @@ from kvsim.engines.live.client import Client, ServerFault
 from kvsim.engines.live.prompts import Prompts, Vocabulary
 from kvsim.engines.live.recorded_lines import Record, latencies, llama_server_records, openai_records
 from kvsim.engines.live.recorded_meta import Asking, Run, llama_server_meta, openai_meta
-from kvsim.engines.live.recording_journal import Head, Journal, digest, done_requests, remaining
+from kvsim.engines.live.recording_journal import Head, RecordingJournal, digest, done_requests, remaining
 from kvsim.engines.live.settings import ServerSettings, ask_counters, ask_settings
 from kvsim.engines.live.started_with import about_server, flags_of_log, flags_of_server
 from kvsim.engines.live.traffic import Exchange, SendingStopped, send_traffic
@@ -120,13 +120,13 @@ def _check(flags: tuple[str, ...], settings: ServerSettings) -> None:
 
 def _journal(
     scenario: Scenario, address: Address, part: Path, asking: Asking, settings: ServerSettings, workload: Workload
-) -> Journal:
+) -> RecordingJournal:
     """The file that keeps what is gathered. Raises ``UserError``."""
     if asking.resume:
-        engine = Journal.head_of(part).engine
+        engine = RecordingJournal.head_of(part).engine
         if engine != settings.engine:
             raise UserError(f"{part}: begun with {engine}; {address} is {settings.engine}")
-        return Journal.resume(part, workload)
+        return RecordingJournal.resume(part, workload)
     if part.exists():
         raise UserError(f"{part}: a recording was begun there; --resume goes on with it, or delete it to begin anew")
 
@@ -135,8 +135,16 @@ def _journal(
             return await find_vocabulary(client, settings)
 
     vocabulary = asyncio.run(find())
-    head = Head(digest(workload), scenario.seed, asking.texts, settings.engine, vocabulary, asking.flags, time.time())
-    return Journal.begin(part, head)
+    head = Head(
+        asked=digest(workload),
+        seed=scenario.seed,
+        texts=asking.texts,
+        engine=settings.engine,
+        vocabulary=vocabulary,
+        flags=asking.flags,
+        began=time.time(),
+    )
+    return RecordingJournal.begin(part, head)
 
 
 def _send(run: Run, progress: Callable[[float], None] | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import httpx
 
 from kvsim.engines.live.address import Address
-from kvsim.engines.live.client import Api, ServerFault, about_key, words_of
+from kvsim.engines.live.client import Api, ServerFault, about_key, http_options, unreachable
 
 _METRIC = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)\s*$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -104,10 +105,7 @@ def _llama_server(props: dict[str, Any], model: dict[str, Any] | None) -> Server
 
 
 def _http(address: Address, key: str | None, timeout_s: float) -> httpx.Client:
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return httpx.Client(
-        base_url=address.url, headers=headers, timeout=timeout_s, trust_env=False, follow_redirects=False
-    )
+    return httpx.Client(**http_options(address, key), timeout=timeout_s)
 
 
 def _get(http: httpx.Client, address: Address, path: str) -> httpx.Response | None:
@@ -117,7 +115,7 @@ def _get(http: httpx.Client, address: Address, path: str) -> httpx.Response | No
     except httpx.TimeoutException:
         raise ServerFault(f"{address}{path}: no answer within {http.timeout.read:g} s", gone=True) from None
     except httpx.TransportError as e:
-        raise ServerFault(f"{address}: cannot be reached: {words_of(e)}", gone=True) from None
+        raise unreachable(address, e) from None
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise ServerFault(f"{address}: {about_key(http.headers, response.status_code)}")
     if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
@@ -126,9 +124,9 @@ def _get(http: httpx.Client, address: Address, path: str) -> httpx.Response | No
 
 
 def _json(http: httpx.Client, address: Address, path: str) -> Any:
-    response = _get(http, address, path)
+    text = _text(http, address, path)
     try:
-        return None if response is None else response.json()
+        return None if text is None else json.loads(text)
     except ValueError:
         return None
 

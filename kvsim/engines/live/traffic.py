@@ -54,35 +54,6 @@ class SendingStopped(UserError):
 OnEnd = Callable[[Exchange], None]
 
 
-async def send(
-    client: Client,
-    workload: Workload,
-    prompts: Prompts,
-    *,
-    limit_s: float,
-    on_end: OnEnd | None = None,
-) -> list[Exchange]:
-    """Send all requests of a workload and wait for their ends, in the order in which they ended.
-
-    A request that fails is kept, with its error. Raises ``SendingStopped``: the server is gone or wants a key, refuses
-    the first three requests, is silent for three in a row, or the sending takes longer than ``limit_s``.
-    """
-    sending = _Sending(client, prompts, on_end)
-    try:
-        async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
-            sending.begin(group, workload)
-    except TimeoutError:
-        stopped = f"{client.address}: not done after {limit_s:g} s"
-    except ExceptionGroup as failed:
-        fault = failed.exceptions[0]
-        if not isinstance(fault, ServerFault):
-            raise fault from None
-        stopped = str(fault)
-    else:
-        return sending.ended
-    raise SendingStopped(stopped, sending.ended)
-
-
 def send_traffic(
     client: Callable[[], Client],
     workload: Workload,
@@ -91,28 +62,43 @@ def send_traffic(
     limit_s: float,
     on_end: OnEnd | None = None,
 ) -> list[Exchange]:
-    """``send`` for callers that are not asynchronous; ``client`` makes the client. Ctrl-C, too, stops the sending."""
-    ended: list[Exchange] = []
+    """Send all requests of a workload and wait for their ends, in the order in which they ended.
+
+    ``client`` makes the client. A request that fails is kept, with its error. Raises ``SendingStopped``: the server is
+    gone or wants a key, refuses the first three requests, is silent for three in a row, the sending takes longer than
+    ``limit_s``, or the user presses Ctrl-C.
+    """
+    opened, ended = client(), list[Exchange]()
 
     def note(exchange: Exchange) -> None:
         ended.append(exchange)
         if on_end is not None:
             on_end(exchange)
 
-    async def run() -> list[Exchange]:
-        async with client() as opened:
-            return await send(opened, workload, prompts, limit_s=limit_s, on_end=note)
+    async def run() -> None:
+        async with opened, asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
+            _Sending(opened, prompts, note).begin(group, workload)
 
     try:
-        return asyncio.run(run())
+        asyncio.run(run())
     except KeyboardInterrupt:
         raise SendingStopped("interrupted", ended, interrupted=True) from None
+    except TimeoutError:
+        stopped = f"{opened.address}: not done after {limit_s:g} s"
+    except ExceptionGroup as failed:
+        fault = failed.exceptions[0]
+        if not isinstance(fault, ServerFault):
+            raise fault from None
+        stopped = str(fault)
+    else:
+        return ended
+    raise SendingStopped(stopped, ended)
 
 
 class _Sending:
     """A workload on its way."""
 
-    def __init__(self, client: Client, prompts: Prompts, on_end: OnEnd | None):
+    def __init__(self, client: Client, prompts: Prompts, on_end: OnEnd):
         self._client, self._prompts, self._on_end = client, prompts, on_end
         self._clock = time.monotonic()
         self._answered = False
@@ -120,7 +106,6 @@ class _Sending:
         """Failures since the last success."""
         self._silent = 0
         """Latest failures in a row for which the server was silent."""
-        self.ended: list[Exchange] = []
 
     def begin(self, group: asyncio.TaskGroup, workload: Workload) -> None:
         """Start the clients: one for arrivals by the clock, or one for each user of a closed loop."""
@@ -166,9 +151,7 @@ class _Sending:
         answer = await self._client.ask(prompt.question(request), self._clock)
         self._prompts.answered(request, answer)
         exchange = Exchange(request, prompt, answer, due_s, after)
-        self.ended.append(exchange)
-        if self._on_end is not None:
-            self._on_end(exchange)
+        self._on_end(exchange)
         self._judge(exchange)
         return exchange
 

@@ -1,15 +1,17 @@
-"""What a server answered: its text, its own counts of tokens and how it ended, from one answer or from a stream.
+"""What a server answered: its text, its own counts of tokens and how it ended, read from a copy while it passes.
 
 Three forms are read, as far as they are there: OpenAI's chat and completion with ``usage``, and llama-server's own,
 whose last event has ``timings`` (``cache_n`` tokens of the prompt found in the cache, ``prompt_n`` others,
 ``predicted_n`` generated) and ``tokens_evaluated``. llama-server's ``tokens_cached`` is no count of tokens found in a
-cache but of those in there at the end, so it is not used.
+cache but of those in there at the end, so it is not used. Memory is bounded however long an answer gets.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -24,6 +26,14 @@ _ID_BYTES = 40
 """What a token id takes in a list."""
 _MOST_CALLS = 128
 """Calls of tools in an answer that are put together from the pieces of a stream."""
+_LONGEST_LINE = 1 << 20
+"""Bytes of a line of a stream; a longer one is not read."""
+_LONGEST_WHOLE = 8 << 20
+"""Bytes of an answer that is no stream; a longer one is not read."""
+_UNPACKED_AT_ONCE = 1 << 16
+_MOST_UNPACKED = 200
+"""Times as many bytes as came packed: more than text becomes, less than what is made to keep a reader busy."""
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 @dataclass
@@ -77,8 +87,7 @@ class Answer:
         return had_text
 
     def _take_choice(self, choice: dict[str, Any]) -> None:
-        told = choice.get("delta", choice.get("message"))
-        message: dict[str, Any] = told if isinstance(told, dict) else {}
+        message = _object(choice.get("delta", choice.get("message")))
         first = choice.get("index") in (0, None)
         self._add_text(choice.get("text"), kept=first)
         self._add_text(message.get("content"), kept=first)
@@ -103,22 +112,28 @@ class Answer:
             self._end(_STOP_TYPES.get(stop_type) if isinstance(stop_type, str) else "stop")
 
     def _take_counts(self, event: dict[str, Any]) -> None:
-        timings = event.get("timings")
-        if isinstance(timings, dict):
+        timings, usage = _object(event.get("timings")), _object(event.get("usage"))
+        if "timings" in event:
             self.api = "llama-server"
-            found, others = _count(timings.get("cache_n")), _count(timings.get("prompt_n"))
-            self.output_tokens = _first(_count(timings.get("predicted_n")), self.output_tokens)
-            if found is not None and others is not None:
-                self.prompt_tokens, self.cached_tokens = found + others, found
-        self.prompt_tokens = _first(_count(event.get("tokens_evaluated")), self.prompt_tokens)
-        self.output_tokens = _first(_count(event.get("tokens_predicted")), self.output_tokens)
-        usage = event.get("usage")
-        if isinstance(usage, dict):
-            self.prompt_tokens = _first(_count(usage.get("prompt_tokens")), self.prompt_tokens)
-            self.output_tokens = _first(_count(usage.get("completion_tokens")), self.output_tokens)
-            details = usage.get("prompt_tokens_details")
-            cached = details.get("cached_tokens") if isinstance(details, dict) else None
-            self.cached_tokens = _first(_count(cached), self.cached_tokens)
+        found, others = _count(timings.get("cache_n")), _count(timings.get("prompt_n"))
+        both = None if found is None or others is None else found + others
+        counts = {
+            # The last of them that is there counts.
+            "prompt_tokens": (both, event.get("tokens_evaluated"), usage.get("prompt_tokens")),
+            "output_tokens": (
+                timings.get("predicted_n"),
+                event.get("tokens_predicted"),
+                usage.get("completion_tokens"),
+            ),
+            "cached_tokens": (
+                None if both is None else found,
+                _object(usage.get("prompt_tokens_details")).get("cached_tokens"),
+            ),
+        }
+        for name, told in counts.items():
+            for count in map(_count, told):
+                if count is not None:
+                    setattr(self, name, count)
 
     def _add_text(self, text: Any, *, kept: bool) -> None:
         if not isinstance(text, str) or not text:
@@ -132,8 +147,7 @@ class Answer:
 
     def _add_call(self, call: dict[str, Any], position: int, *, kept: bool) -> None:
         """Add a call, or a piece of one: in a stream, its arguments come bit by bit."""
-        function = call.get("function")
-        given = function if isinstance(function, dict) else {}
+        given = _object(call.get("function"))
         pieces = {key: value for key in ("name", "arguments") if isinstance(value := given.get(key), str)}
         size = sum(len(encoded(piece)) for piece in pieces.values())
         self.bytes_of_text += size
@@ -183,5 +197,94 @@ def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
 
 
-def _first(value: int | None, other: int | None) -> int | None:
-    return other if value is None else value
+def _object(value: Any) -> dict[str, Any]:
+    """A JSON object; an empty one for all else."""
+    return value if isinstance(value, dict) else {}
+
+
+class AnswerReader:
+    """Reads the bytes of one answer as they come.
+
+    ``take_room`` is asked before bytes are kept; where it says no, the answer's text is not known in the end.
+    Raises ``ValueError`` or ``zlib.error`` from ``feed`` where the answer is not what its headers say.
+    """
+
+    def __init__(self, content_type: str, encoding: str, take_room: Callable[[int], bool]):
+        self.answer = Answer(take_room)
+        self.stream = content_type.lower().startswith("text/event-stream")
+        """Whether the answer is a stream of events."""
+        self.readable = encoding in ("", "identity", "gzip", "x-gzip", "deflate")
+        """Whether it is packed in no way that cannot be read; of others only the bytes are counted."""
+        packed = encoding not in ("", "identity")
+        self._unpack = zlib.decompressobj(_GZIP_OR_ZLIB) if packed and self.readable else None
+        self._take_room = take_room
+        self._kept = bytearray()
+        self._skipping = False
+        self._may_unpack = _LONGEST_LINE
+
+    def feed(self, data: bytes) -> bool:
+        """Read further bytes; say whether a stream had text in them."""
+        if not self.readable:
+            return False
+        had_text = False
+        for piece in self._unpacked(data):
+            if self.stream:
+                had_text |= self._feed_lines(piece)
+            elif not self._skipping:
+                self._keep(piece, _LONGEST_WHOLE)
+        return had_text
+
+    def finish(self) -> Answer:
+        """What was answered, after the last byte. Raises ``ValueError`` where it is no JSON."""
+        if self.stream or self._skipping or not self.readable:
+            self.answer.whole = self.answer.whole and self.stream and self.readable
+        elif self._kept:
+            self.answer.take(json.loads(self._kept))
+        self._kept = bytearray()
+        return self.answer
+
+    def _unpacked(self, data: bytes) -> Iterator[bytes]:
+        if self._unpack is None:
+            yield data
+            return
+        self._may_unpack += _MOST_UNPACKED * len(data)
+        while data:  # In pieces, since a few bytes can stand for very many.
+            piece = self._unpack.decompress(data, _UNPACKED_AT_ONCE)
+            self._may_unpack -= len(piece)
+            if self._may_unpack < 0:
+                raise ValueError("the answer unpacks to very much")
+            yield piece
+            data = self._unpack.unconsumed_tail
+
+    def _feed_lines(self, data: bytes) -> bool:
+        had_text = False
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            if not self._skipping:
+                had_text |= self._take_line(bytes(self._kept) + line if self._kept else line)
+            self._kept.clear()
+            self._skipping = False
+        if not self._skipping:
+            self._keep(rest, _LONGEST_LINE)
+        return had_text
+
+    def _keep(self, data: bytes, most: int) -> None:
+        fits = len(self._kept) + len(data) <= most
+        # A line is given up again at its end, so only whole answers count for all room.
+        if fits and (self.stream or self._take_room(len(data))):
+            self._kept += data
+        else:
+            self._kept.clear()
+            self._skipping, self.answer.whole = True, False
+
+    def _take_line(self, line: bytes) -> bool:
+        field, _, value = line.strip().partition(b":")
+        if field == b"error":  # llama-server has had errors in a field of their own.
+            self.answer.failed = True
+        if field != b"data":
+            return False
+        if value.strip() == b"[DONE]":
+            self.answer.ended = True
+            return False
+        event: Any = json.loads(value)
+        return self.answer.take(event)

@@ -10,18 +10,21 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 from kvsim import __version__
 from kvsim.engines.live.address import Address
 from kvsim.engines.observing.answers import Answer, Api
 from kvsim.engines.observing.fingerprints import BLOCK_BYTES, BLOCK_TOKENS
 from kvsim.engines.observing.observations import ObservationFile
-from kvsim.engines.observing.prompts import Prompt, read_prompt
+from kvsim.engines.observing.prompts import read_prompt
 from kvsim.engines.observing.records import Hashes, count_tokens, hash_texts, record_of
 from kvsim.engines.observing.token_counts import COUNTED, Tokenizer
-from kvsim.engines.observing.watch import Room, Watch
+from kvsim.engines.observing.watch import End, Room, Watch
+
+T = TypeVar("T")
 
 _MOST_WAITING = 8192
 """Requests that have ended and wait for their line; of further ones none is written."""
@@ -52,17 +55,10 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """As one JSON object."""
-        return {
-            "requests": self.requests,
-            **{end: self.ends[end] for end in ("completed", "cancelled", "failed")},
-            "counted": {way: self.counted[way] for way in COUNTED},
-            "without_blocks": self.without_blocks,
-            "lost": self.lost,
-            "faults": self.faults,
-            "passed_on": self.passed_on,
-            "files": [str(path) for path in self.files],
-            "seconds": round(self.seconds, 3),
-        }
+        said: dict[str, Any] = {"requests": self.requests, **{end: self.ends[end] for end in get_args(End)}}
+        said["counted"] = {way: self.counted[way] for way in COUNTED}
+        said |= {name: getattr(self, name) for name in ("without_blocks", "lost", "faults", "passed_on")}
+        return {**said, "files": [str(path) for path in self.files], "seconds": round(self.seconds, 3)}
 
 
 class Observer:
@@ -111,13 +107,13 @@ class Observer:
             self._queue.put_nowait(watch)
         except queue.Full:
             watch.forget()
-            self._lose()
-            self.fault("writing cannot keep up: some requests have no line")
+            self.fault("writing cannot keep up: some requests have no line", lost=1)
 
-    def fault(self, what: str) -> None:
-        """Count a fault of observing, and tell it if it is the first of its kind."""
+    def fault(self, what: str, *, lost: int = 0) -> None:
+        """Count a fault of observing, by which lines may be lost, and tell it if it is the first of its kind."""
         with self._lock:
             self.summary.faults += 1
+            self.summary.lost += lost
             new = what not in self._complained
             self._complained.add(what)
         if new:
@@ -139,10 +135,6 @@ class Observer:
         self.summary.files = [*self._file.files, self._file.path]
         return self.summary
 
-    def _lose(self) -> None:
-        with self._lock:
-            self.summary.lost += 1
-
     def _header(self) -> dict[str, Any]:
         return {
             "kind": "observed",
@@ -161,19 +153,28 @@ class Observer:
             try:
                 self._write_line(watch)
             except Exception as e:
-                self._lose()
                 # What an OSError says is of the file; what others say may be of the text.
                 why = (e.strerror or str(e)) if isinstance(e, OSError) else type(e).__name__
-                self.fault(f"a line could not be written: {why}")
+                self.fault(f"a line could not be written: {why}", lost=1)
             finally:
                 watch.forget()
             done += 1
             self._wrote(done)
 
     def _write_line(self, watch: Watch) -> None:
-        prompt, answer = self._prompt_of(watch), self._answer_of(watch)
+        if watch.fault is not None:
+            self.fault(f"a request could not be looked at ({type(watch.fault).__name__})")
+        # Of others, the client may have sent half, or no JSON at all.
+        completed, body, reader = watch.end == "completed", watch.body, watch.reader
+        prompt, hashes, answer = None, Hashes(), Answer() if reader is None else reader.answer
+        if body is not None:
+            prompt = self._tried("a prompt could not be read", lambda: read_prompt(watch.path, body), tell=completed)
+        if reader is not None and self._tried("an answer could not be read", reader.finish, tell=completed) is None:
+            answer.whole = False
+        if prompt is not None:
+            hash_both = partial(hash_texts, self._salt, prompt, answer)
+            hashes = self._tried("a prompt could not be hashed", hash_both) or hashes
         self._api, self._model = self._api or answer.api, self._model or answer.model
-        hashes = self._hashes_of(prompt, answer)
         ask = watch.end != "failed" and self._queue.qsize() <= _FEW_WAITING
         counts = count_tokens(watch, prompt, answer, self._tokenizer if ask else None)
         trouble = self._file.write(record_of(watch, self._began, hashes, counts, prompt))
@@ -182,34 +183,11 @@ class Observer:
         if trouble is not None:
             self.fault(f"{self._file.path}: {trouble}")
 
-    def _prompt_of(self, watch: Watch) -> Prompt | None:
-        if watch.fault is not None:
-            self.fault(f"a request could not be looked at ({type(watch.fault).__name__})")
-        if watch.body is None:
+    def _tried(self, failed: str, work: Callable[[], T], *, tell: bool = True) -> T | None:
+        """What the work gives; None if it fails, which is told as ``failed``."""
+        try:
+            return work()
+        except Exception as e:
+            if tell:
+                self.fault(f"{failed} ({type(e).__name__})")
             return None
-        try:
-            return read_prompt(watch.path, watch.body)
-        except Exception as e:
-            if watch.end == "completed":  # Else the client may have sent half of it, or no JSON at all.
-                self.fault(f"a prompt could not be read ({type(e).__name__})")
-            return None
-
-    def _answer_of(self, watch: Watch) -> Answer:
-        if watch.reader is None:
-            return Answer()
-        try:
-            return watch.reader.finish()
-        except Exception as e:
-            watch.reader.answer.whole = False
-            if watch.end == "completed":
-                self.fault(f"an answer could not be read ({type(e).__name__})")
-            return watch.reader.answer
-
-    def _hashes_of(self, prompt: Prompt | None, answer: Answer) -> Hashes:
-        if prompt is None:
-            return Hashes()
-        try:
-            return hash_texts(self._salt, prompt, answer)
-        except Exception as e:
-            self.fault(f"a prompt could not be hashed ({type(e).__name__})")
-            return Hashes()

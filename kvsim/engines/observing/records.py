@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvsim.engines.observing.answers import Answer
@@ -47,16 +47,10 @@ def record_of(watch: Watch, began: float, hashes: Hashes, counts: Counts, prompt
         "end": watch.end,
         "path": watch.path,
         "stream": (watch.reader is not None and watch.reader.stream) or (prompt is not None and prompt.stream),
-        "prompt_tokens": counts.prompt_tokens,
-        "output_tokens": counts.output_tokens,
-        "counted": counts.counted,
+        **asdict(counts),
         "cached_tokens": answer.cached_tokens,
         "max_tokens": None if prompt is None else prompt.max_tokens,
-        "unit": hashes.unit,
-        "prompt_units": hashes.prompt_units,
-        "blocks": hashes.blocks,
-        "answer_units": hashes.answer_units,
-        "answer_blocks": hashes.answer_blocks,
+        **asdict(hashes),
         "finish": answer.finish,
     }
 

@@ -87,87 +87,74 @@ def observe(
         if (at := httpx.URL(upstream.url)).port == listener.getsockname()[1] and is_loopback(at.host):
             raise UserError(f"{url} would pass requests on to itself; --upstream and --port must differ")
         salt = new_salt() if what.salt_file is None else salt_of(what.salt_file)
-        counter = _Countdown(what.requests)
-        observer = Observer(
-            what.out, upstream, salt, rotate_bytes=what.rotate_bytes, complain=complain, wrote=counter.count
-        )
+
+        def wrote(done: int) -> None:
+            if what.requests is not None and done >= what.requests:
+                server.stop()
+
+        observer = Observer(what.out, upstream, salt, rotate_bytes=what.rotate_bytes, complain=complain, wrote=wrote)
         try:
-            runner = _Runner(Proxy(upstream, observer))
-            counter.stop = runner.stop
-            listening = Listening(url, str(upstream), what.out, runner.stop)
-            runner.run(listener, what.seconds, lambda: began(listening))
+            server = _Server(Proxy(upstream, observer))
+            listening = Listening(url, str(upstream), what.out, server.stop)
+            server.serve_on(listener, what.seconds, lambda: began(listening))
         finally:
             summary = observer.close()
     return summary
 
 
-class _Countdown:
-    """Ends the proxy after a number of requests."""
-
-    def __init__(self, requests: int | None):
-        self._requests = requests
-        self.stop: Callable[[], None] = lambda: None
-
-    def count(self, done: int) -> None:
-        if self._requests is not None and done >= self._requests:
-            self.stop()
-
-
 class _Server(uvicorn.Server):
-    """uvicorn's server, but for signals: it would raise them again at its end, and the process would die of them."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to ``_Runner``."""
-        yield
-
-
-class _Runner:
-    """Runs one proxy to its end."""
+    """uvicorn's server of one proxy, with signals of its own: uvicorn's would be raised again at the end, and kill."""
 
     def __init__(self, proxy: Proxy):
-        self._proxy = proxy
-        config = uvicorn.Config(
-            proxy,
-            loop="auto",  # uvloop where it is installed
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",  # Whether an answer was whole is in its line.
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            backlog=_BACKLOG,
-            timeout_keep_alive=int(_KEEP_ALIVE_S),
-            timeout_graceful_shutdown=_LAST_REQUESTS_S,
+        super().__init__(
+            uvicorn.Config(
+                proxy,
+                loop="auto",  # uvloop where it is installed
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="critical",  # Whether an answer was whole is in its line.
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                date_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=int(_KEEP_ALIVE_S),
+                timeout_graceful_shutdown=_LAST_REQUESTS_S,
+            )
         )
-        self._server = _Server(config)
+        self._proxy = proxy
 
     def stop(self) -> None:
         """End soon; a second time, at once."""
-        self._server.force_exit = self._server.should_exit
-        self._server.should_exit = True
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
-    def run(self, listener: socket.socket, seconds: float | None, began: Callable[[], None]) -> None:
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them to ``serve_on``."""
+        yield
+
+    def serve_on(self, listener: socket.socket, seconds: float | None, began: Callable[[], None]) -> None:
         """Serve until it is stopped, or for so many seconds."""
-        with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as loop:
-            loop.run(self._serve(listener, seconds, began))
 
-    async def _serve(self, listener: socket.socket, seconds: float | None, began: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        if threading.current_thread() is threading.main_thread() and sys.platform != "win32":
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self.stop)
-        timer = None if seconds is None else loop.call_later(seconds, self.stop)
-        began()
-        try:
-            await self._server.serve(sockets=[listener])
-        finally:
-            if timer is not None:
-                timer.cancel()
-            await self._proxy.close()
+        async def run() -> None:
+            loop = asyncio.get_running_loop()
+            if threading.current_thread() is threading.main_thread() and sys.platform != "win32":
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    loop.add_signal_handler(number, self.stop)
+            timer = None if seconds is None else loop.call_later(seconds, self.stop)
+            began()
+            try:
+                await self.serve(sockets=[listener])
+            finally:
+                if timer is not None:
+                    timer.cancel()
+                await self._proxy.close()
+
+        with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
+            runner.run(run())
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import httpx
 
 from kvsim.engines.live.address import Address
+from kvsim.engines.live.client import http_options
 
 Counted = Literal["server", "tokenizer", "estimate"]
 """How tokens were counted, the surest first: by the server in its answer, by its tokenizer later, or by an estimate."""
@@ -35,8 +36,7 @@ class Tokenizer:
     """The server's own count of a text's tokens, where it has one and wants no key. Not to be used by two threads."""
 
     def __init__(self, upstream: Address):
-        self._url = f"{upstream}/tokenize"
-        self._client = httpx.Client(trust_env=False, follow_redirects=False, timeout=_TIMEOUT_S)
+        self._client = httpx.Client(**http_options(upstream), timeout=_TIMEOUT_S)
         self._not_before = 0.0
 
     def count(
@@ -56,7 +56,7 @@ class Tokenizer:
             asked |= {"prompt": words}
         asked |= {"model": model} if model is not None else {}
         try:
-            told = self._client.post(self._url, json=asked)
+            told = self._client.post("/tokenize", json=asked)
         except (httpx.HTTPError, ValueError):
             self._not_before = time.monotonic() + _PAUSE_S
             return None

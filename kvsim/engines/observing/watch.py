@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Concatenate, Literal, ParamSpec
 
-from kvsim.engines.observing.answer_reader import AnswerReader
+from kvsim.engines.observing.answers import AnswerReader
 
 End = Literal["completed", "cancelled", "failed"]
 """How a request ended: answered in full, given up by the client, or by a fault or a status from 400 on."""

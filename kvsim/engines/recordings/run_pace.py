@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from kvsim.calibration.pace import AS_GOOD, WINDOWS_S, clipped, left_out_error, smoothed
+from kvsim.calibration.pace import best_window, clipped, smoothed
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.tables import FloatArray
@@ -67,10 +67,7 @@ class RunPace:
         logs = np.log(times.measured_s / times.predicted_s)
         self._at = times.start_s[decodes]
         self._level = clipped(logs[decodes])
-        errors = [left_out_error(self._at, self._level, window) for window in WINDOWS_S]
-        # Of windows that predict about as well, the widest adds least noise.
-        good = [w for w, e in zip(WINDOWS_S, errors, strict=True) if e <= AS_GOOD * min(errors)]
-        self.window_s = max(good[-1], LEAST_WINDOW_S)
+        self.window_s = max(best_window([(self._at, self._level)]), LEAST_WINDOW_S)
         prompts = times.fitting & times.mixed
         beyond = logs[prompts] - self._logs_at(times.start_s[prompts])
         self._prompts = float(np.median(beyond)) if len(beyond) else 0.0

@@ -4,10 +4,9 @@ from typing import get_args
 
 import numpy as np
 
-from kvsim.calibration.reference_passes import ReferencePasses
-from kvsim.calibration.serving import serve, traffic
+from kvsim.calibration.numpy_engine import draw_trials, reference_passes_on, serve, traffic, whole_pass
 from kvsim.calibration.subject import passes_in
-from kvsim.calibration.trials import CELLS, draw_trials, timed_pass, whole_pass
+from kvsim.calibration.trials import CELLS
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.profile import load_profile
 from kvsim.simulation.backend import PassByPass
@@ -93,15 +92,14 @@ def at_pace(profile, pace):
 class DriftingSubject:
     """An engine that costs what a profile says, on a machine whose pace drifts."""
 
-    engine, model, type_k, type_v, threads, shifts_all = "numpy", "tiny", "f32", "f32", 1, False
+    engine, model, type_k, type_v, threads, shifts_all, skipping = "numpy", "tiny", "f32", "f32", 1, False, ()
 
     def __init__(self, clock, slowness=1.0):
         self.clock = clock
         costs = CostModel(at_pace(TRUTH, slowness))
         self.engines = {kernel: PretendedEngine(costs, kernel, clock) for kernel in get_args(Kernel)}
-        sliced = self.engines["sliced"]
         decode, prompt = whole_pass(2, 1536, prompt=False), whole_pass(32, 512, prompt=True)
-        self.reference_passes = ReferencePasses(timed_pass(sliced, decode), timed_pass(sliced, prompt))
+        self.reference_passes = reference_passes_on(self.engines["sliced"])
         price = costs.pass_price("sliced")
         self.reference_s = tuple(price.seconds(PassReads.of(batch)) for batch in (decode, prompt))
         """Seconds of the reference passes at the usual pace."""

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 
 import kvsim
-from kvsim.calibration.journal import Journal, JournalHeader, MeasuredPiece, TrialMeasurement
+from kvsim.calibration.journal import Journal
+from kvsim.calibration.numpy_engine import POLICIES, draw_trials, random_pass, serve, traffic, whole_pass
 from kvsim.calibration.pace import Tick
-from kvsim.calibration.pieces import PieceRecorder
+from kvsim.calibration.pieces import MeasuredPiece, PieceRecorder, TrialMeasurement
 from kvsim.calibration.reference_passes import PaceKeeper, ReferencePasses
-from kvsim.calibration.serving import POLICIES, USERS, SamplingBackend, serve, traffic
-from kvsim.calibration.trials import Trial, draw_trials, half_width, random_pass, whole_pass
+from kvsim.calibration.run import JournalHeader
+from kvsim.calibration.serving import USERS, SamplingBackend
+from kvsim.calibration.trials import Trial, half_width
+from kvsim.costs.fitting import ShiftSample
+from kvsim.costs.pass_layout import Sample
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.run import build_policy
@@ -48,37 +52,41 @@ def a_piece(seconds=1.0):
     )
 
 
+def journal_at(path):
+    return Journal(path, JournalHeader, MeasuredPiece)
+
+
 def test_a_journal_gives_back_what_was_written(tmp_path):
-    journal = Journal(tmp_path / "new folder" / "j.part")
+    journal = journal_at(tmp_path / "new folder" / "j.part")
     assert journal.header() is None
     journal.begin(HEADER)
     journal.add(a_piece(1.0))
     journal.add(a_piece(1.5))
-    again = Journal(tmp_path / "new folder" / "j.part")
+    again = journal_at(tmp_path / "new folder" / "j.part")
     assert again.header() == HEADER
-    assert [each.trials[0].seconds for each in again.pieces()] == [1.0, 1.5]
+    assert [each.trials[0].seconds for each in again.entries()] == [1.0, 1.5]
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])
 def test_an_incomplete_last_line_is_ignored(tmp_path, cut):
     path = tmp_path / "j.part"
-    journal = Journal(path)
+    journal = journal_at(path)
     journal.begin(HEADER)
     journal.add(a_piece(1.0))
     journal.add(a_piece(1.5))
     path.write_bytes(path.read_bytes()[:-cut])
-    assert [each.trials[0].seconds for each in journal.pieces()] == [1.0]
+    assert [each.trials[0].seconds for each in journal.entries()] == [1.0]
     journal.add(a_piece(2.0))
-    assert [each.trials[0].seconds for each in journal.pieces()] == [1.0, 2.0]
+    assert [each.trials[0].seconds for each in journal.entries()] == [1.0, 2.0]
 
 
 def test_a_file_that_is_not_a_journal_has_no_header(tmp_path):
     path = tmp_path / "j.part"
     path.write_text("hello\nworld\n")
-    assert Journal(path).header() is None
+    assert journal_at(path).header() is None
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="remove it to begin anew"):
-        Journal(path).header()
+    with pytest.raises(UserError, match="delete it to begin anew"):
+        journal_at(path).header()
 
 
 @pytest.fixture
@@ -197,9 +205,9 @@ def test_passes_right_after_reference_passes_are_not_sampled():
 
 def test_equal_generators_draw_equal_trials():
     drawn = [draw_trials({"sliced": engine()}, 10, named_rng(3, "test")) for _ in range(2)]
-    tokens = [[batch.n_tokens for _, batch, _ in trials.passes] for trials in drawn]
+    tokens = [[trial.tokens for trial in trials] for trials in drawn]
     assert tokens[0] == tokens[1]
-    assert len(drawn[0].all()) == 10 + len(drawn[0].moves) + len(drawn[0].shifts) + len(drawn[0].host_copies)
+    assert sum(isinstance(trial.sample, Sample) for trial in drawn[0]) == 10 < len(drawn[0])
 
 
 @pytest.mark.parametrize("decodes", [1, 5])
@@ -215,16 +223,17 @@ def test_decodes_are_warmed_up_and_prompts_follow_a_decode():
         runs.append(name)
         return seconds
 
-    assert Trial(lambda: run("decode", 1e-3)).measure() == (1e-3, 1e-3)
+    shift = ShiftSample(cells=1, seconds=0.0)
+    assert Trial(shift, lambda: run("decode", 1e-3)).measure() == (1e-3, 1e-3)
     assert len(runs) == 6, "four milliseconds of warm-up"
     runs.clear()
-    prompt = Trial(lambda: run("prompt", 2.0), before=lambda: run("decode", 1.0))
+    prompt = Trial(shift, lambda: run("prompt", 2.0), before=lambda: run("decode", 1.0))
     assert (prompt.measure(), runs) == ((2.0,), ["decode", "prompt"])
 
 
 def test_large_passes_are_drawn_with_exactly_the_usual_batches():
     trials = draw_trials({"sliced": engine()}, 96, named_rng(3, "test"))
-    sizes = [batch.n_tokens for _, batch, _ in trials.passes]
+    sizes = [trial.tokens for trial in trials]
     assert sizes[:2] == [512, 2048]
     assert sum(n > 256 for n in sizes) < 12, "few, as they take long"
 

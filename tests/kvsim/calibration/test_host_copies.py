@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from kvsim.calibration.numpy_engine import draw_trials
 from kvsim.calibration.run import measure
-from kvsim.calibration.trials import CELLS, HostCopyWork, Trial, Trials, draw_trials
+from kvsim.calibration.trials import CELLS, Trial, medians
 from kvsim.costs.cost_model import CostModel
-from kvsim.costs.fitting import HostCopySample, digest, fit
+from kvsim.costs.fitting import HostCopySample, MoveSample, ShiftSample, digest, fit
+from kvsim.costs.pass_layout import Sample
 from kvsim.costs.profile import load_profile
 from policies import Group, HostCopy, Transfer
 from real_engine import Engine, load_model
@@ -32,8 +34,11 @@ def fitted(copies):
     """The cost of copies in a fit of these, beside passes that say nothing."""
     engine = {"sliced": Engine(TINY, (Group(CELLS),), "sliced", seed=0)}
     trials = draw_trials(engine, 8, named_rng(1, "test"))
-    alone = trials.samples([[0.001 * (1 + i % 7)] for i in range(len(trials.all()))])
-    return fit(alone.passes, alone.moves, alone.shifts, named_rng(0, "fit"), host_copies=copies).fit.host_copies
+    alone = medians(trials, [[0.001 * (1 + i % 7)] for i in range(len(trials))])
+    passes, moves, shifts = (
+        [each for each in alone if isinstance(each, of)] for of in (Sample, MoveSample, ShiftSample)
+    )
+    return fit(passes, moves, shifts, named_rng(0, "fit"), host_copies=copies).fit.host_copies
 
 
 def test_a_fit_finds_the_cost_of_each_way():
@@ -69,23 +74,26 @@ def test_a_calibration_finds_what_copies_cost():
 def test_the_engine_is_timed_with_sequences_of_all_sizes():
     engine = Engine(TINY, (Group(CELLS),), "sliced", seed=0)
     trials = draw_trials({"sliced": engine}, 8, named_rng(0, "test"))
-    works = [work for work, _ in trials.host_copies]
+    copies = [trial for trial in trials if isinstance(trial.sample, HostCopySample)]
+    works = [trial.sample for trial in copies]
     assert sum(work.out for work in works) == sum(not work.out for work in works) >= 8
     assert min(work.cells for work in works) < 100 < 1000 < max(work.cells for work in works)
     assert 1 in {work.runs for work in works} != {1}
-    largest = max(trials.host_copies, key=lambda each: each[0].cells)
-    assert all(seconds > 0 for seconds in largest[1].measure())
-    assert engine.host_keys[0].arrays[0].shape[1] >= largest[0].cells
+    largest = max(copies, key=lambda trial: trial.sample.cells)
+    assert all(seconds > 0 for seconds in largest.measure())
+    assert engine.host_keys[0].arrays[0].shape[1] >= largest.sample.cells
 
 
 def test_medians_go_to_their_samples():
-    """Copies come last in the order of trials."""
-    trials = Trials(shifts=[(8, Trial(lambda: 1.0))], host_copies=[(HostCopyWork(True, 2, 30), Trial(lambda: 1.0))] * 2)
-    found = trials.samples([[5.0], [1.0, 2.0, 9.0], []])
-    assert found.shifts[0].seconds == 5.0
-    assert found.host_copies == [HostCopySample(out=True, runs=2, cells=30, seconds=2.0)]
-    assert trials.tokens() == [1, 1, 1]
-    assert digest(found.shifts, found.host_copies) != digest(found.shifts)
+    shift, copy = ShiftSample(cells=8, seconds=0.0), HostCopySample(out=True, runs=2, cells=30, seconds=0.0)
+    trials = [Trial(what, lambda: 1.0) for what in (shift, copy, copy)]
+    found = medians(trials, [[5.0], [1.0, 2.0, 9.0], []])
+    assert found == [
+        ShiftSample(cells=8, seconds=5.0),
+        HostCopySample(out=True, runs=2, cells=30, seconds=2.0),
+    ]
+    assert [trial.tokens for trial in trials] == [1, 1, 1]
+    assert digest(found[:1], found[1:]) != digest(found[:1])
 
 
 def test_profiles_of_before_still_load(tmp_path):

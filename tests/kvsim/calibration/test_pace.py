@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from kvsim.calibration.journal import Journal
+from kvsim.calibration.outcome import HELD_OUT_BOUND
 from kvsim.calibration.pace import PaceCurve, Tick, Windows, choose_windows, median_seconds
-from kvsim.calibration.pieces import PieceRecorder
+from kvsim.calibration.pieces import MeasuredPiece, PieceRecorder
 from kvsim.calibration.reference_passes import PaceKeeper, PaceMeasuringBackend, ReferencePasses, known_seconds
-from kvsim.calibration.run import HELD_OUT_BOUND, measure
+from kvsim.calibration.run import JournalHeader, measure
 from kvsim.calibration.trials import Trial
 from kvsim.costs.cost_model import CostModel
+from kvsim.costs.fitting import ShiftSample
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
@@ -101,7 +103,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path):
     path = tmp_path / "j.part"
     with pytest.raises(KeyboardInterrupt):
         calibrated(clock=InterruptedClock(13.0), journal=path)
-    pieces = Journal(path).pieces()
+    pieces = Journal(path, JournalHeader, MeasuredPiece).entries()
     assert len(pieces) == 3
     assert sum(piece.wall_s for piece in pieces) == pytest.approx(13.0, abs=2.0)
     kept = sum(piece.items for piece in pieces)
@@ -109,7 +111,11 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path):
     assert again.resumed == kept > 20
     assert again.rounds > calibrated(clock=DriftingClock()).rounds
     # It went on where it was: no trial has had its turn twice more than another.
-    turns = {(i, each.trial, each.at_s) for i, piece in enumerate(Journal(path).pieces()) for each in piece.trials}
+    turns = {
+        (i, each.trial, each.at_s)
+        for i, piece in enumerate(Journal(path, JournalHeader, MeasuredPiece).entries())
+        for each in piece.trials
+    }
     often = Counter(trial for _, trial, _ in turns).values()
     assert max(often) - min(often) <= 1
 
@@ -241,7 +247,7 @@ def test_of_long_passes_the_time_that_others_had_is_taken_off(threads, kept):
     keeper = PaceKeeper(ReferencePasses(lambda: 0.1, lambda: 0.1), clock=clock, spent=BusySubject(clock).spent)
     recorder = PieceRecorder(keeper, threads)
     clock._drifts = clock._noise = 0
-    recorder.time(0, Trial(lambda: clock.work(0.5), before=lambda: 0.0))
+    recorder.time(0, Trial(ShiftSample(cells=1, seconds=0.0), lambda: clock.work(0.5), before=lambda: 0.0))
     found = [each.seconds for each in recorder.piece(1.0, 1.0).trials]
     assert found == ([] if kept is None else [pytest.approx(kept, rel=0.05)])
     assert recorder.disturbed == (kept is None)

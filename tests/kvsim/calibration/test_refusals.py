@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import kvsim
-from kvsim.calibration.causes import likely_cause
+from kvsim.calibration.outcome import likely_cause
 from kvsim.calibration.run import measure
 from kvsim.costs.profile import Pace
 from tests.kvsim.calibration.drifting import TRUTH, DriftingClock, DriftingSubject

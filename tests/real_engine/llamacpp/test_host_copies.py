@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kvsim.calibration.llamacpp import LlamaSubject
+from kvsim.costs.fitting import HostCopySample
 from real_engine.llama_library import Context, ContextSettings
 from real_engine.llamacpp import POLICIES, Divergence
 from tests.chats import chats
@@ -108,10 +109,11 @@ def test_copies_are_calibrated(library, tiny):
     """As many each way, of sequences of different length; what was filled before stays."""
     subject = LlamaSubject(str(tiny), library=FOLDER)
     try:
-        trials = subject.draw(2, named_rng(3, "test")).host_copies
-        assert sum(work.out for work, _ in trials) * 2 == len(trials) >= 8
-        assert len({work.cells for work, _ in trials}) * 2 == len(trials)
-        seconds = [trial.measure() for _, trial in trials]
+        drawn = subject.draw(2, named_rng(3, "test"))
+        trials = [trial for trial in drawn if isinstance(trial.sample, HostCopySample)]
+        assert sum(trial.sample.out for trial in trials) * 2 == len(trials) >= 8
+        assert len({trial.sample.cells for trial in trials}) * 2 == len(trials)
+        seconds = [trial.measure() for trial in trials]
         assert all(len(each) == 1 and each[0] > 0 for each in seconds)
         assert np.isfinite(seconds).all()
     finally:

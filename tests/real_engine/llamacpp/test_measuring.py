@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 import kvsim
-from kvsim.calibration.llamacpp import CELLS, LlamaSubject
+from kvsim.calibration.llamacpp import LlamaSubject
 from kvsim.calibration.pieces import PieceRecorder
 from kvsim.calibration.reference_passes import PaceKeeper
+from kvsim.calibration.trials import CELLS
+from kvsim.costs.fitting import ShiftSample
+from kvsim.costs.pass_layout import Sample
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from policies import Chunk
@@ -48,10 +51,10 @@ def test_a_pass_reads_the_cells_of_its_micro_batch(subject):
 
 def test_equal_generators_draw_equal_trials(subject):
     drawn = [subject.draw(8, named_rng(3, "test")) for _ in range(2)]
-    first, second = ([[chunk.n for chunk in batch.chunks] for _, batch, _ in t.passes] for t in drawn)
+    first, second = ([trial.sample for trial in trials] for trials in drawn)
     assert first == second
-    assert len(first) == 8 * len(subject._prefilled)
-    assert {cells for cells, _ in drawn[0].shifts} == {512, 1024, 2048, CELLS}
+    assert sum(isinstance(each, Sample) for each in first) == 8 * len(subject._prefilled)
+    assert {each.cells for each in first if isinstance(each, ShiftSample)} == {512, 1024, 2048, CELLS}
 
 
 def test_a_defragmentation_moves_what_the_policy_would(subject, only):
@@ -59,14 +62,14 @@ def test_a_defragmentation_moves_what_the_policy_would(subject, only):
     prefilled = next(iter(subject._prefilled.values()))
     rng = named_rng(5, "test")
     for _ in range(6):
-        moves, trial = prefilled.defragmentation(2, rng)
+        trial = prefilled.defragmentation(2, rng)
         prefilled._filled = 0
         prefilled.set_filled(3520)
         (before,) = prefilled.context.cells()
         assert before.used == 3520
         trial.measure()
         (after,) = prefilled.context.cells()
-        assert after.used == 3520 - moves.n_cells
+        assert after.used == 3520 - trial.sample.cells
         assert int(np.flatnonzero(after.position >= 0)[-1]) + 1 == after.used, "no hole is left"
 
 
@@ -79,7 +82,7 @@ def served(subject, kind, turn, origin):
 
 def test_the_largest_batch_is_measured_exactly(subject):
     trials = subject.draw(8, named_rng(3, "test"))
-    assert max(batch.n_tokens for _, batch, _ in trials.passes) == 512
+    assert max(trial.tokens for trial in trials) == 512
 
 
 def test_cells_are_filled_with_copies_as_if_they_were_computed(subject, only):

@@ -9,9 +9,11 @@ import pytest
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.profile import load_profile
 from kvsim.engines.live.address import Address
-from kvsim.engines.live.calibration import calibrate_server, find_server
+from kvsim.engines.live.calibration import calibrate_server
 from kvsim.engines.live.load_measurement import is_busy
 from kvsim.engines.live.load_runs import samples_of
+from kvsim.engines.live.served import LiveServer, Served, find_server
+from kvsim.engines.live.settings import ServerSettings
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.run import build_policy, run
@@ -139,7 +141,8 @@ def test_samples_of_a_shared_run_count_for_nothing():
 )
 def test_other_work_is_seen_where_it_takes_what_the_server_leaves(url, threads, after, busy, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert is_busy(Address(url), threads, (100, 1000), after) is busy
+    settings = ServerSettings(api="llama-server", engine="llama-server b1")
+    assert is_busy(LiveServer(Address(url), settings, Served(SCENARIO, threads, ())), (100, 1000), after) is busy
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_resumed_prompts_are_those_of_a_run_that_never_stopped(tmp_path):
     ("break_it", "says"),
     [
         (lambda part: part.unlink(), "nothing was begun"),
-        (lambda part: part.write_text("what\n"), "damaged"),
+        (lambda part: part.write_text("what\n"), "not what kvsim record --url begins"),
         (lambda part: part.write_text('{"journal": "another"}\n'), "not what kvsim record --url begins"),
         (lambda part: part.write_text(part.read_text() + '{"request": 99}\n'), "damaged"),
     ],

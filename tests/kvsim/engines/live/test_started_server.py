@@ -18,14 +18,6 @@ PROGRAM = Path(__file__).parent / "fake_program.py"
 FLAGS = (("--ctx-size", "8192"), ("--kv-unified", ""), ("--parallel", "4"))
 
 
-@pytest.fixture
-def port():
-    """A free port of this machine."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def fake(port, *options):
     return read_command(shlex.join([sys.executable, str(PROGRAM), "--port", str(port), *map(str, options)]))
 

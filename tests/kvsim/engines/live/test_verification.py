@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import socket
 import sys
 from pathlib import Path
 
@@ -35,14 +34,6 @@ ASKED = {"engine": "llamacpp", "budget": SMALL, "workers": 1}
 @pytest.fixture(scope="module")
 def found():
     return recommend(load_scenario(WORLD), slo="ttft_p95<30s,e2e_mean<60s", **ASKED)
-
-
-@pytest.fixture
-def port():
-    """A free port of this machine."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def fake(port, *options):

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.engines.observing.answer_reader import AnswerReader
-from kvsim.engines.observing.answers import Answer
+from kvsim.engines.observing.answers import Answer, AnswerReader
 from tests.kvsim.engines.observing.servers import TEXT, chat_events, event
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvsim import __version__
 from kvsim.engines.observing import observer as observer_module
 from kvsim.engines.observing import watch as watch_module
-from kvsim.engines.observing.answer_reader import AnswerReader
+from kvsim.engines.observing.answers import AnswerReader
 from kvsim.engines.observing.observations import ObservationFile
 from tests.kvsim.engines.observing.servers import TEXT, event, observing, raw_server
 
