@@ -313,25 +313,19 @@ def test_a_file_that_cannot_be_read(tmp_path):
         read_log(tmp_path / "absent.log")
 
 
-def test_a_log_of_a_lower_level_is_refused(log):
-    lines = [line for line in ONE_REQUEST if line[0] != "D"]
-    with pytest.raises(UserError, match=r"shows no batches: its level is too low; .* -lv 5$"):
-        read_log(log(*lines))
+DRAFT = slot(1, 0, "generate_draft: id=7, #tokens=4, #draft=2, pos_next=4", "D")
+REFUSED = {
+    "a lower level": ([line for line in ONE_REQUEST if line[0] != "D"], 1, r"shows no batches: .* too low; .* -lv 5$"),
+    "no requests": ([queue("waiting for new tasks")], 1, "shows no request that got a slot"),
+    "two runs": (ONE_REQUEST, 2, "shows two starts"),
+    "speculative decoding": ([*ONE_REQUEST, DRAFT], 1, "shows speculative decoding"),
+}
 
 
-def test_a_log_without_requests_is_refused(log):
-    with pytest.raises(UserError, match="shows no request that got a slot"):
-        read_log(log(queue("waiting for new tasks")))
-
-
-def test_two_runs_in_one_log_are_refused(log):
-    with pytest.raises(UserError, match="shows two starts"):
-        read_log(log(*ONE_REQUEST, loading=(*LOADING, *LOADING)))
-
-
-def test_speculative_decoding_is_refused(log):
-    with pytest.raises(UserError, match="shows speculative decoding"):
-        read_log(log(*ONE_REQUEST, slot(1, 0, "generate_draft: id=7, #tokens=4, #draft=2, pos_next=4", "D")))
+@pytest.mark.parametrize(("lines", "starts", "message"), REFUSED.values(), ids=REFUSED)
+def test_logs_that_cannot_be_replayed_are_refused(log, lines, starts, message):
+    with pytest.raises(UserError, match=message):
+        read_log(log(*lines, loading=LOADING * starts))
 
 
 @pytest.mark.parametrize(

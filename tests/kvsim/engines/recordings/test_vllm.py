@@ -1,4 +1,4 @@
-"""Replays of vLLM: recordings of the real one, and random runs of a plain model of it (``tests/vllm_model.py``)."""
+"""Replays of vLLM: random runs of a plain model of it (``tests/vllm_model.py``)."""
 
 import json
 from functools import partial
@@ -10,25 +10,9 @@ from policies.paging.block_manager import BlockManager
 from policies.paging.blocks import BlockPool
 from policies.paging.eviction import free_blocks
 from tests.kvsim.engines.recordings import changed, check_refused, drop, lines, put, where, write
-from tests.paths import REFERENCE
 from tests.vllm_async_model import record_async
 from tests.vllm_model import Manager, ModelRequest, Scheduler, record_manager, record_scheduler
 from tests.worlds import command
-
-VLLM = REFERENCE / "vllm"
-VLLM_RECORDINGS = sorted(VLLM.glob("*.jsonl.gz"))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not VLLM_RECORDINGS, reason=f"no recordings in {VLLM.name}/ beside the project")
-@pytest.mark.parametrize("path", VLLM_RECORDINGS, ids=lambda path: path.name.split(".")[2][2:])
-def test_every_call_and_step_of_a_real_vllm_agrees(path):
-    found = ENGINES["vllm"](path)
-    assert found.total >= 300
-    assert found.era.startswith(("0.33.0, manager", "0.33.0, scheduler"))
-    assert ("asynchronous" in found.era) == ("_async" in path.name)
-    assert (found.agree, found.first) == (found.total, None)
-
 
 MANAGERS = {
     "plain": {},

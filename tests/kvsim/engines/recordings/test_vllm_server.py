@@ -1,28 +1,11 @@
-"""Replays of vLLM servers: recordings of the real one, and of a plain model of it (``tests/vllm_async_model.py``)."""
+"""Replays of vLLM servers: those of a plain model (``tests/vllm_async_model.py``)."""
 
 import pytest
 
 from kvsim.engines.recordings.conformance import ENGINES
 from tests.kvsim.engines.recordings import changed, check_refused, drop, lines, put, write
-from tests.paths import REFERENCE
 from tests.vllm_async_model import record_server
 from tests.worlds import command
-
-SERVERS = REFERENCE / "vllm-cpu"
-RECORDINGS = sorted(SERVERS.glob("*.jsonl.gz"))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not RECORDINGS, reason=f"no recordings in {SERVERS.name}/ beside the project")
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name.split(".")[0])
-def test_every_step_of_a_real_server_agrees(path):
-    found = ENGINES["vllm"](path)
-    assert found.total >= 250
-    assert found.era == "0.32.0, " + {"untimed": "in process", "async": "server, asynchronous"}.get(
-        path.name.split("_")[0], "server"
-    )
-    assert (found.agree, found.first) == (found.total, None)
-
 
 MODELS = {
     "prefix cache": {},
