@@ -24,8 +24,8 @@ from tests.kvsim.engines.recordings import changed, write
 from tests.kvsim.engines.recordings.servers import recorded
 from tests.kvsim.engines.recordings.servers import text as text_of
 from tests.kvsim.engines.recordings.stepped_servers import LLAMA, llama_recording
-from tests.kvsim.engines.test_llama_server_conformance import late
-from tests.kvsim.engines.test_llamacpp_conformance import ERA_A
+from tests.kvsim.engines.recordings.test_llama_server_replay import late
+from tests.kvsim.engines.recordings.test_llamacpp_replay import ERA_A
 from tests.worlds import command
 
 SMALL = """
