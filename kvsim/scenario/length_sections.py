@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Discriminator, FailFast, Field, field_validator, model_validator
 
@@ -27,7 +28,19 @@ def _refuse_inverted(low: int, high: int | None) -> None:
         raise ValueError(f"max ({high}) is below min ({low})")
 
 
-class FixedLengths(Section):
+class LengthsSection(Section):
+    """A distribution of lengths."""
+
+    if TYPE_CHECKING:  # A field of every subclass.
+        kind: str
+
+    def build(self) -> workloads.Lengths:
+        """Build the distribution, which has the name of its kind, and the keys of the section."""
+        law: Callable[..., workloads.Lengths] = getattr(workloads, self.kind.capitalize())
+        return law(**{key: value for key, value in self if key != "kind"})
+
+
+class FixedLengths(LengthsSection):
     """Always ``value`` tokens."""
 
     kind: Literal["fixed"]
@@ -38,12 +51,8 @@ class FixedLengths(Section):
         """The longest possible length; 1 if there is no limit."""
         return self.value
 
-    def build(self) -> workloads.Lengths:
-        """Build the distribution."""
-        return workloads.Fixed(self.value)
 
-
-class _BoundedLengths(Section):
+class _BoundedLengths(LengthsSection):
     """A distribution that is limited to [min, max]."""
 
     min: Tokens = 1
@@ -67,10 +76,6 @@ class LognormalLengths(_BoundedLengths):
     mu: Annotated[float, Field(ge=-20, le=20)]
     sigma: Annotated[float, Field(ge=0, le=10)]
 
-    def build(self) -> workloads.Lengths:
-        """Build the distribution."""
-        return workloads.Lognormal(self.mu, self.sigma, self.min, self.max)
-
 
 class GammaLengths(_BoundedLengths):
     """Gamma distribution with mean ``shape * scale`` tokens, limited to [min, max]."""
@@ -79,12 +84,8 @@ class GammaLengths(_BoundedLengths):
     shape: Annotated[float, Field(ge=1e-3, le=1e6)]
     scale: Annotated[float, Field(ge=1e-6, le=MAX_TOKENS)]
 
-    def build(self) -> workloads.Lengths:
-        """Build the distribution."""
-        return workloads.Gamma(self.shape, self.scale, self.min, self.max)
 
-
-class ZipfLengths(Section):
+class ZipfLengths(LengthsSection):
     """k tokens with a probability proportional to ``k ** -exponent``, for k from min to max."""
 
     kind: Literal["zipf"]
@@ -104,25 +105,13 @@ class ZipfLengths(Section):
         """The longest possible length; 1 if there is no limit."""
         return self.max
 
-    def build(self) -> workloads.Lengths:
-        """Build the distribution."""
-        return workloads.Zipf(self.exponent, self.min, self.max)
 
-
-class EmpiricalLengths(Section):
+class EmpiricalLengths(LengthsSection):
     """Quantiles in tokens, linear in between, rounded."""
 
     kind: Literal["empirical"]
-    quantiles: Annotated[
-        tuple[Annotated[float, Field(ge=1, le=MAX_TOKENS)], ...],
-        FailFast(),
-        entries(2, MAX_ENTRIES),
-    ]
-    shares: Annotated[
-        tuple[Annotated[float, Field(ge=0, le=1)], ...],
-        FailFast(),
-        entries(0, MAX_ENTRIES),
-    ] = ()
+    quantiles: Annotated[tuple[Annotated[float, Field(ge=1, le=MAX_TOKENS)], ...], FailFast(), entries(2, MAX_ENTRIES)]
+    shares: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], FailFast(), entries(0, MAX_ENTRIES)] = ()
     """The share that each quantile belongs to, from 0 to 1; even steps by default."""
 
     _ordered = field_validator("quantiles", "shares")(refuse_decreasing)
@@ -142,10 +131,6 @@ class EmpiricalLengths(Section):
     def longest(self) -> int:
         """The longest possible length; 1 if there is no limit."""
         return round(self.quantiles[-1])
-
-    def build(self) -> workloads.Lengths:
-        """Build the distribution."""
-        return workloads.Empirical(self.quantiles, self.shares or None)
 
 
 AnyLengths = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -68,10 +68,18 @@ class GeneratedWorkload(WorkloadSection):
             )
         return self
 
-    def _synthetic(self, seed: int, gaps: workloads.Gaps, users: int | None = None) -> workloads.Workload:
-        return workloads.Synthetic(
-            seed, self.requests, gaps, self.prompt_tokens.build(), self.output_tokens.build(), users, self.correlation
-        )
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """Build the workload."""
+        lengths = self.prompt_tokens.build(), self.output_tokens.build()
+        return workloads.Synthetic(seed, self.requests, self._gaps(), *lengths, self._users(), self.correlation)
+
+    if TYPE_CHECKING:
+
+        def _gaps(self) -> workloads.Gaps: ...
+
+    def _users(self) -> int | None:
+        """The number of users of a closed loop."""
+        return None
 
 
 class PoissonWorkload(GeneratedWorkload):
@@ -80,9 +88,8 @@ class PoissonWorkload(GeneratedWorkload):
     kind: Literal["poisson"]
     rate: Rate = 20.0
 
-    def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """Build the workload."""
-        return self._synthetic(seed, workloads.poisson_gaps(self.rate))
+    def _gaps(self) -> workloads.Gaps:
+        return workloads.poisson_gaps(self.rate)
 
 
 class GammaWorkload(GeneratedWorkload):
@@ -92,9 +99,8 @@ class GammaWorkload(GeneratedWorkload):
     rate: Rate = 20.0
     cv: Annotated[float, Field(ge=0.01, le=100)] = 3.0
 
-    def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """Build the workload."""
-        return self._synthetic(seed, workloads.gamma_gaps(self.rate, self.cv))
+    def _gaps(self) -> workloads.Gaps:
+        return workloads.gamma_gaps(self.rate, self.cv)
 
 
 class WeibullWorkload(GeneratedWorkload):
@@ -104,9 +110,8 @@ class WeibullWorkload(GeneratedWorkload):
     rate: Rate = 20.0
     shape: Annotated[float, Field(ge=0.1, le=100)] = 0.5
 
-    def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """Build the workload."""
-        return self._synthetic(seed, workloads.weibull_gaps(self.rate, self.shape))
+    def _gaps(self) -> workloads.Gaps:
+        return workloads.weibull_gaps(self.rate, self.shape)
 
 
 class ModulatedWorkload(GeneratedWorkload):
@@ -131,9 +136,8 @@ class ModulatedWorkload(GeneratedWorkload):
             raise ValueError("less than 0.000001 requests/s on average; higher rates are expected")
         return self
 
-    def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """Build the workload."""
-        return self._synthetic(seed, workloads.modulated_gaps(self.rates, self.dwell_s))
+    def _gaps(self) -> workloads.Gaps:
+        return workloads.modulated_gaps(self.rates, self.dwell_s)
 
 
 # fmt: off
@@ -172,9 +176,8 @@ class DiurnalWorkload(GeneratedWorkload):
             raise ValueError("more than 1e12 requests in a period; a lower rate or a shorter period_s is expected")
         return self
 
-    def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """Build the workload."""
-        return self._synthetic(seed, workloads.diurnal_gaps(self.rate, self.profile, self.period_s, self.phase_s))
+    def _gaps(self) -> workloads.Gaps:
+        return workloads.diurnal_gaps(self.rate, self.profile, self.period_s, self.phase_s)
 
 
 class RenewalWorkload(GeneratedWorkload):
@@ -194,9 +197,8 @@ class RenewalWorkload(GeneratedWorkload):
             raise ValueError("gaps of 0 seconds cannot be stretched to a rate")
         return self
 
-    def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """Build the workload."""
-        return self._synthetic(seed, workloads.empirical_gaps(self.quantiles, self.rate))
+    def _gaps(self) -> workloads.Gaps:
+        return workloads.empirical_gaps(self.quantiles, self.rate)
 
 
 class BatchWorkload(GeneratedWorkload):
@@ -204,9 +206,8 @@ class BatchWorkload(GeneratedWorkload):
 
     kind: Literal["batch"]
 
-    def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """Build the workload."""
-        return self._synthetic(seed, workloads.no_gaps)
+    def _gaps(self) -> workloads.Gaps:
+        return workloads.no_gaps
 
 
 class ClosedLoopWorkload(GeneratedWorkload):
@@ -216,10 +217,11 @@ class ClosedLoopWorkload(GeneratedWorkload):
     users: PositiveInt = 8
     think_s: Seconds = 0.0
 
-    def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """Build the workload."""
-        gaps = workloads.poisson_gaps(1 / self.think_s) if self.think_s else workloads.no_gaps
-        return self._synthetic(seed, gaps, self.users)
+    def _gaps(self) -> workloads.Gaps:
+        return workloads.poisson_gaps(1 / self.think_s) if self.think_s else workloads.no_gaps
+
+    def _users(self) -> int | None:
+        return self.users
 
 
 class ConversationsWorkload(WorkloadSection):
@@ -254,7 +256,8 @@ class ConversationsWorkload(WorkloadSection):
             raise ValueError(f"{turns.longest} turns; at most {workloads.MAX_TURNS} are accepted")
         return turns
 
-    def _sessions(self, seed: int, tools: workloads.Tools | None) -> workloads.Workload:
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """Build the workload."""
         outputs, limit = self.output_tokens.build(), self.max_output_tokens
         return workloads.Sessions(
             seed,
@@ -268,18 +271,18 @@ class ConversationsWorkload(WorkloadSection):
             outputs if limit is None else workloads.Capped(outputs, limit),
             self.think_s,
             self.max_context,
-            tools,
+            self._tools(),
         )
+
+    def _tools(self) -> workloads.Tools | None:
+        """How often agents call tools."""
+        return None
 
 
 class SessionsWorkload(ConversationsWorkload):
     """Conversations of several turns under shared system prompts; see ``workloads.Sessions``."""
 
     kind: Literal["sessions"]
-
-    def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """Build the workload."""
-        return self._sessions(seed, None)
 
 
 class AgentsWorkload(ConversationsWorkload):
@@ -308,9 +311,8 @@ class AgentsWorkload(ConversationsWorkload):
     tool_s: Seconds = 1.0
     """Mean seconds between a call and its result; exponential."""
 
-    def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """Build the workload."""
-        return self._sessions(seed, workloads.Tools(self.tool_share, self.result_tokens.build(), self.tool_s))
+    def _tools(self) -> workloads.Tools:
+        return workloads.Tools(self.tool_share, self.result_tokens.build(), self.tool_s)
 
 
 class NamedWorkload(WorkloadSection):

@@ -148,7 +148,7 @@ class Empirical:
 
     quantiles: Sequence[float]
     shares: Sequence[float] | None = None
-    """The share that each quantile belongs to, rising from 0 to 1; None: even steps."""
+    """The share that each quantile belongs to, rising from 0 to 1; None or empty: even steps."""
 
     def draw(self, rng: np.random.Generator, n: int) -> IntArray:
         """Draw ``n`` lengths."""
@@ -157,7 +157,7 @@ class Empirical:
     def at(self, u: FloatArray) -> IntArray:
         """The quantiles at the shares ``u``."""
         tokens = np.array(self.quantiles, dtype=np.float64)
-        shares = np.linspace(0.0, 1.0, len(tokens)) if self.shares is None else np.array(self.shares)
+        shares = np.array(self.shares) if self.shares else np.linspace(0.0, 1.0, len(tokens))
         return _tokens(np.interp(u, shares, tokens), 1, None)
 
 

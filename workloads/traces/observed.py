@@ -14,7 +14,7 @@ from pathlib import Path
 from workloads.request import Prefixes, Request, Segment, WorkloadError, answer_of
 from workloads.traces.files import open_text, shown_path
 from workloads.traces.jsonl import json_lines
-from workloads.traces.observed_blocks import NONE, BlockTree, Placed
+from workloads.traces.observed_blocks import NONE, BlockTree, Call
 from workloads.traces.observed_lines import CANCELLED, EMPTY, FAILED, LineReader, Seen, without_torn
 from workloads.traces.observed_texts import Texts
 from workloads.traces.trace import Row, RowBatch, Trace, in_batches
@@ -100,10 +100,10 @@ class ObservedTrace(Trace):
         tally.shortened = len(texts.unreturned)
         yield from in_batches(self._rows(requests, texts, check_all=check_all))
 
-    def _read(self, tally: _Tally) -> tuple[BlockTree, list[Placed]]:
+    def _read(self, tally: _Tally) -> tuple[BlockTree, list[Call]]:
         """The requests of the file, in its order, and the blocks of their texts."""
         tree, lines = BlockTree(), LineReader(self.path)
-        requests: list[Placed] = []
+        requests: list[Call] = []
 
         def read(number: int, line: str) -> None:
             seen = lines.read(number, line)
@@ -123,7 +123,7 @@ class ObservedTrace(Trace):
                 pass
         return tree, requests
 
-    def _rows(self, requests: list[Placed], texts: Texts, *, check_all: bool) -> Iterator[Row]:
+    def _rows(self, requests: list[Call], texts: Texts, *, check_all: bool) -> Iterator[Row]:
         """Rows in order of the starts of sessions; without content while the file is checked."""
         talks = texts.sessions() if self.sessions else ([number] for number in range(len(requests)))
         session = 0
@@ -149,22 +149,11 @@ class ObservedTrace(Trace):
         return tuple(f"{shown_path(self.path)}: {note}" for note in notes)
 
 
-def _placed(seen: Seen, tree: BlockTree) -> Placed:
+def _placed(seen: Seen, tree: BlockTree) -> Call:
     """A request, with its blocks added to the tree. Raises ``FlawError``."""
     blocks = tree.add(seen.blocks + seen.answer_blocks)
     last = blocks[len(seen.blocks) - 1] if seen.blocks else NONE
-    return Placed(
-        seen.arrival_ns,
-        seen.ended_ns,
-        seen.prompt_tokens,
-        seen.output_tokens,
-        seen.by_token,
-        seen.block_units,
-        seen.prompt_units,
-        seen.answer_units,
-        last,
-        blocks[-1] if blocks else NONE,
-    )
+    return seen.call._replace(last=last, end=blocks[-1] if blocks else NONE)
 
 
 def _named(segment: Segment, numbers: dict[int, int]) -> Segment:

@@ -14,11 +14,13 @@ NONE = -1
 _FAR = 2**62
 
 
-class Placed(NamedTuple):
-    """A request whose blocks are in the tree."""
+class Call(NamedTuple):
+    """A request of observed traffic."""
 
     arrival_ns: int
+    """Nanoseconds since 1970."""
     ended_ns: int
+    """Later than its arrival."""
     prompt_tokens: int
     output_tokens: int
     by_token: bool
@@ -27,9 +29,9 @@ class Placed(NamedTuple):
     """Units in a block."""
     prompt_units: int
     answer_units: int
-    last: int
-    """The last full block of its prompt; ``NONE`` if there is none."""
-    end: int
+    last: int = NONE
+    """The last full block of its prompt in the tree; ``NONE`` if there is none."""
+    end: int = NONE
     """The last full block of prompt and answer; equal to ``last`` if the answer has none, or is not known."""
 
     @property
@@ -94,7 +96,7 @@ class Anchor(NamedTuple):
 
 
 def places(
-    tree: BlockTree, requests: Sequence[Placed], anchors: Sequence[Anchor], unreturned: Container[int]
+    tree: BlockTree, requests: Sequence[Call], anchors: Sequence[Anchor], unreturned: Container[int]
 ) -> Sequence[int]:
     """The tokens up to the end of each block, wherever it occurs.
 
@@ -123,7 +125,7 @@ def places(
     return array("q", map(round, found))
 
 
-def _nearest(tree: BlockTree, requests: Sequence[Placed], unreturned: Container[int]) -> Sequence[int]:
+def _nearest(tree: BlockTree, requests: Sequence[Call], unreturned: Container[int]) -> Sequence[int]:
     """For each block twice the number of the request whose prompt ends soonest after it, plus 1 if its answer does."""
     nearest, rests = array("q", [NONE]) * len(tree), array("q", [_FAR]) * len(tree)
     for number, request in enumerate(requests):

@@ -20,6 +20,7 @@ from workloads.traces.bad_rows import FlawError
 from workloads.traces.clock import parse_datetime
 from workloads.traces.files import shown_path
 from workloads.traces.jsonl import Object, check_keys, parse, seconds, shown, whole
+from workloads.traces.observed_blocks import Call
 
 VERSION = 1
 """The version of the format that is read."""
@@ -54,22 +55,12 @@ class Run(NamedTuple):
 class Seen(NamedTuple):
     """A request as the proxy saw it."""
 
-    arrival_ns: int
-    """Nanoseconds since 1970."""
-    ended_ns: int
-    """Later than its arrival."""
-    prompt_tokens: int
-    output_tokens: int
+    call: Call
+    """The request, whose blocks are not in a tree yet."""
     estimated: bool
     """Whether its tokens were estimated."""
     left_out: str
     """Why the request is left out; empty if it is not."""
-    by_token: bool
-    """Whether units are token ids; else bytes."""
-    block_units: int
-    """Units in a block."""
-    prompt_units: int
-    answer_units: int
     blocks: list[int]
     """Hashes of the full blocks of the prompt."""
     answer_blocks: list[int]
@@ -158,21 +149,12 @@ def _seen(row: Object, run: Run) -> Seen:
     size = run.block_tokens if by_token else run.block_bytes
     said, answered = (whole(row, key, 0, _MAX_UNITS) for key in ("prompt_units", "answer_units"))
     blocks, answer_blocks = _all_blocks(row, said // size, (said + answered) // size)
-    return Seen(
-        arrival_ns,
-        # Later than the arrival even for the proxy's clock, so that a request never ends before it is there.
-        max(ended_ns, arrival_ns + 1),
-        max(whole(row, "prompt_tokens", 0, MAX_TOKENS), 1),
-        output,
-        _one_of(row, "counted", _COUNTS) == "estimate",
-        _left_out(row, output),
-        by_token,
-        size,
-        said,
-        answered,
-        blocks,
-        answer_blocks,
-    )
+    # It ends later than it arrives even for the proxy's clock, so that it never ends before it is there.
+    times = arrival_ns, max(ended_ns, arrival_ns + 1)
+    prompt = max(whole(row, "prompt_tokens", 0, MAX_TOKENS), 1)
+    estimated = _one_of(row, "counted", _COUNTS) == "estimate"
+    call = Call(*times, prompt, output, by_token, size, said, answered)
+    return Seen(call, estimated, _left_out(row, output), blocks, answer_blocks)
 
 
 def _left_out(row: Object, output: int) -> str:

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from workloads.request import Segment
-from workloads.traces.observed_blocks import NONE, Anchor, BlockTree, Placed, places
+from workloads.traces.observed_blocks import NONE, Anchor, BlockTree, Call, places
 
 _MOST_SEGMENTS = 2000
 """A prompt that would have more quotes nothing, since memory grows with the square of a session's turns."""
@@ -26,7 +26,7 @@ class Texts:
     did not come back, as reasoning does not. Any other quotes the latest text that has the same blocks.
     """
 
-    def __init__(self, tree: BlockTree, requests: Sequence[Placed], *, only_sessions: bool = False):
+    def __init__(self, tree: BlockTree, requests: Sequence[Call], *, only_sessions: bool = False):
         """``requests``: in order of arrival. ``only_sessions``: spare the work for ``content``, which is then wrong."""
         self._tree, self._requests = tree, requests
         self.before = [NONE] * len(requests)
@@ -159,7 +159,7 @@ class Texts:
             self._quoted[number], self._cuts[number] = quoted, tokens
 
 
-def _is_shortened(last: Placed, request: Placed) -> bool:
+def _is_shortened(last: Call, request: Call) -> bool:
     """Whether the request, a turn after ``last``, repeats less than half of the tokens of its answer.
 
     It is so if they cannot all be in its prompt; or if the answer has too few bytes for its tokens, by what tokens have
