@@ -1,14 +1,11 @@
 """The Azure trace reader: what a trace may look like, what each fault is called, and the real files."""
 
 import gzip
-import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.traces import SHARED, check_verdict, manifest, message_of, needs_shared
+from tests.traces import SHARED, message_of, needs_shared
 from workloads import AzureTrace, Request, WorkloadError
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -215,60 +212,6 @@ def test_an_empty_window_is_refused(read):
     for window in ({"start_s": 1000.0}, {"start_s": 21.0, "stop_s": 29.0}):
         with pytest.raises(WorkloadError, match=r"trace\.csv: no requests in the window"):
             read(every_ten_seconds(12), **window)
-
-
-fields = st.one_of(
-    st.sampled_from(
-        [*HEADER.split(","), "2023-11-16 18:15:46.68", "2023-11-16 18:15:46Z", "7", "374", "-1", "NaN", ""]
-    ),
-    st.integers(-2, 2**70).map(str),
-    st.datetimes().map(str),
-    st.text(max_size=8),
-)
-rows_of_fields = st.lists(st.lists(fields, max_size=4).map(",".join), max_size=6).map("\n".join)
-any_content = st.one_of(
-    st.binary(max_size=200),
-    st.text(max_size=200).map(str.encode),
-    rows_of_fields.map(lambda rows: f"{HEADER}\n{rows}".encode()),
-    st.tuples(st.sampled_from(list(WAYS_TO_WRITE_IT.values())), st.integers(0, 200), st.binary(max_size=3)).map(
-        lambda t: t[0][: t[1]] + t[2] + t[0][t[1] + 1 :]
-    ),
-)
-
-
-@pytest.fixture(scope="module")
-def any_path(tmp_path_factory):
-    return tmp_path_factory.mktemp("any") / "any.csv"
-
-
-def outcome(path):
-    """The requests, and the message if there are none."""
-    try:
-        return list(AzureTrace(path)), ""
-    except WorkloadError as e:
-        return [], str(e)
-
-
-@settings(deadline=None)
-@given(content=any_content, packed=st.booleans(), cut=st.integers(0, 300))
-def test_any_bytes_are_read_or_refused(any_path, content, packed, cut):
-    any_path.write_bytes(gzip.compress(content)[: 300 - cut] if packed else content)
-    requests, message = outcome(any_path)
-    if not requests:
-        assert message.startswith(f"{any_path}: ")
-        assert len(message.splitlines()) == 1
-    else:
-        arrivals = [request.arrival_s for request in requests]
-        assert arrivals[0] == 0.0
-        assert arrivals == sorted(arrivals)
-        assert all(math.isfinite(at) for at in arrivals)
-        assert all(r.prompt_tokens >= 1 and r.output_tokens >= 1 for r in requests)
-
-
-@needs_shared
-@pytest.mark.parametrize("entry", manifest("azure").values(), ids=manifest("azure"))
-def test_the_shared_files_are_judged_as_their_manifest_says(entry):
-    check_verdict(AzureTrace, entry)
 
 
 @needs_shared

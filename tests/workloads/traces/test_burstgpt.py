@@ -4,9 +4,8 @@ import gzip
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
-from tests.traces import SHARED, check_verdict, lines, mangled, manifest, message_of, needs_shared, outcome
+from tests.traces import SHARED, lines, message_of, needs_shared
 from workloads import BadRowError, BurstGptTrace, Request, WorkloadError
 
 OLD = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
@@ -138,25 +137,6 @@ def test_a_bad_file_is_refused_also_where_bad_rows_are_skipped(read, tmp_path, c
             read(content, failed="drop", skip_bad_rows=skip)
         assert message_of(fault).startswith(f"{tmp_path / 'trace.csv'}: ")
         assert what in message_of(fault)
-
-
-@settings(deadline=None)
-@given(content=mangled(*WAYS_TO_WRITE_IT.values(), lines(OLD, *ROWS, FAILED)))
-@pytest.mark.parametrize("options", [{}, {"failed": "drop", "skip_bad_rows": True, "keep": 0.5}], ids=str)
-def test_any_bytes_are_read_or_refused(tmp_path_factory, content, options):
-    path = tmp_path_factory.getbasetemp() / "any-burst.csv"
-    path.write_bytes(content)
-    requests, message = outcome(BurstGptTrace, path, **options)
-    assert requests or message.startswith(f"{path}: ")
-
-
-MANIFEST = {**manifest("burstgpt1"), **manifest("burstgpt3")}
-
-
-@needs_shared
-@pytest.mark.parametrize("entry", MANIFEST.values(), ids=MANIFEST)
-def test_the_shared_files_are_judged_as_their_manifest_says(entry):
-    check_verdict(BurstGptTrace, entry)
 
 
 @needs_shared

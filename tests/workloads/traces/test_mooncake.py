@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.scenario.scenario import load_scenario
-from tests.traces import SHARED, check_verdict, manifest, message_of, needs_shared
+from tests.traces import SHARED, message_of, needs_shared
 from workloads import MooncakeTrace, Request, Segment, WorkloadError
 
 
@@ -171,17 +171,6 @@ def test_a_bad_file_is_refused(read, tmp_path, content, what, pack):
     assert what in message_of(fault)
 
 
-def test_truncated_gzip_is_refused_although_its_first_rows_can_be_read(read):
-    packed = gzip.compress(lines(*(row(i, hash_ids=[5, 100 + i]) for i in range(300))))
-    with pytest.raises(WorkloadError, match=r"trace\.jsonl\.gz: damaged gzip data"):
-        read(packed[:-9], "trace.jsonl.gz")
-
-
-def test_what_is_not_a_file_is_refused(tmp_path):
-    with pytest.raises(WorkloadError, match=r"none\.jsonl: no such file"):
-        MooncakeTrace(tmp_path / "none.jsonl")
-
-
 def every_three_seconds(n):
     return lines(*(row(3000 * i, 100 + i, 1, [i]) for i in range(n)))
 
@@ -278,12 +267,6 @@ def test_any_bytes_are_read_or_refused(any_path, content):
         assert len(request.content) == math.ceil(request.prompt_tokens / 512)
         for before, segment in itertools.pairwise((None, *request.content)):
             assert parents.setdefault(segment, before) == before
-
-
-@needs_shared
-@pytest.mark.parametrize("entry", manifest("mooncake").values(), ids=manifest("mooncake"))
-def test_the_shared_files_are_judged_as_their_manifest_says(entry):
-    check_verdict(MooncakeTrace, entry)
 
 
 @needs_shared

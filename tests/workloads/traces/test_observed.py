@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies import Content
 from tests.paths import DATA
-from tests.traces import lines, mangled, message_of, outcome
+from tests.traces import lines, message_of
 from tests.workloads.traces.observed_files import (
     BLOCK_TOKENS,
     Call,
@@ -431,15 +431,6 @@ def test_a_file_that_grows_meanwhile_is_said_to_have_changed(read):
         file.write(lines(ROWS[3]))
     with pytest.raises(WorkloadError, match="changed since it was checked"):
         list(trace)
-
-
-@settings(deadline=None)
-@given(content=mangled(lines(*ROWS)), skips=st.booleans())
-def test_any_bytes_are_read_or_refused_in_one_line(tmp_path_factory, content, skips):
-    path = tmp_path_factory.getbasetemp() / "any-observed.jsonl"
-    path.write_bytes(content)
-    requests, message = outcome(ObservedTrace, path, skip_bad_rows=skips)
-    assert requests or message.startswith(f"{path}: ")
 
 
 # On the command line

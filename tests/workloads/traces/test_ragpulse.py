@@ -5,10 +5,9 @@ import json
 import shutil
 
 import pytest
-from hypothesis import given, settings
 
 from policies import Content
-from tests.traces import SHARED, check_verdict, lines, mangled, manifest, message_of, needs_shared, outcome
+from tests.traces import SHARED, lines, message_of, needs_shared
 from workloads import BadRowError, RagPulseTrace, Request, WorkloadError
 
 WEEK = 604_800
@@ -178,22 +177,6 @@ def test_lengths_that_change_after_the_check_are_reported(read, texts, tmp_path)
     (tmp_path / "3_history.jsonl").unlink()
     with pytest.raises(WorkloadError, match=r"0_trace\.jsonl: changed since it was checked"):
         list(trace)
-
-
-@settings(deadline=None)
-@given(content=mangled(lines(*ROWS), lines(row("9"), row("1"))))
-@pytest.mark.parametrize("options", [{}, {"clock_reset": "continue", "skip_bad_rows": True}], ids=str)
-def test_any_bytes_are_read_or_refused(tmp_path_factory, content, options):
-    path = tmp_path_factory.getbasetemp() / "any-rag.jsonl"
-    path.write_bytes(content)
-    requests, message = outcome(RagPulseTrace, path, **options)
-    assert requests or message.startswith(f"{path}: ")
-
-
-@needs_shared
-@pytest.mark.parametrize("entry", manifest("ragpulse").values(), ids=manifest("ragpulse"))
-def test_the_shared_files_are_judged_as_their_manifest_says(entry):
-    check_verdict(RagPulseTrace, entry)
 
 
 @needs_shared

@@ -424,17 +424,6 @@ def test_a_bad_key_is_refused(tmp_path, key):
     assert BAD_KEYS[key] in message_of(fault)
 
 
-@settings(deadline=None)
-@given(content=mangled(csv_of(), jsonl_of()))
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_any_bytes_are_read_or_refused(tmp_path_factory, content, kind):
-    path = tmp_path_factory.getbasetemp() / "any-table"
-    path.write_bytes(content)
-    for skip in (False, True):
-        requests, message = outcome(TableTrace, path, format=kind, columns=NAMED, skip_bad_rows=skip)
-        assert requests or message.startswith(f"{path}: ")
-
-
 def test_any_parquet_bytes_are_read_or_refused(tmp_path):
     good = parquet_of(tmp_path / "t.parquet", {"arrival": [1, 2], "prompt": [1, 1], "output": [1, 1]}).read_bytes()
     path = tmp_path / "any.parquet"

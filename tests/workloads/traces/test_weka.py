@@ -6,10 +6,9 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from policies import Content
-from tests.traces import SHARED, lines, mangled, message_of, needs_shared, outcome
+from tests.traces import SHARED, lines, message_of, needs_shared
 from tests.worlds import GivenTimes, scenario, serve
 from workloads import BadRowError, Segment, WekaTrace, WorkloadError, named_rng
 
@@ -184,16 +183,6 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(read, tmp_path, bad, wha
     trace = read(content, skip_bad_rows=True)
     assert list(trace) == list(read(lines(session_line(*TURNS), session_line(*TURNS))))
     assert trace.notes[0].startswith(f"{tmp_path / 'trace.jsonl'}: 1 bad row skipped: row 2 ({what}")
-
-
-@settings(deadline=None)
-@given(content=mangled(lines(session_line(*TURNS), session_line(call(), agent(5, call())))))
-@pytest.mark.parametrize("options", [{}, {"skip_bad_rows": True, "keep": 0.5}], ids=str)
-def test_any_bytes_are_read_or_refused(tmp_path_factory, content, options):
-    path = tmp_path_factory.getbasetemp() / "any-weka.jsonl"
-    path.write_bytes(content)
-    requests, message = outcome(WekaTrace, path, **options)
-    assert requests or message.startswith(f"{path}: ")
 
 
 def test_a_line_without_end_is_refused(read, monkeypatch):
