@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
@@ -52,15 +52,8 @@ _START = 1 << 14
 _NAMES = 100
 """The most characters of columns' names in a message."""
 
-_JSON_SIGNS = (
-    ("observed", r'"kind"\s*:\s*"observed"|"prompt_units"\s*:'),
-    ("recorded", r'"kind"\s*:\s*"(meta|request|second)"'),
-    ("weka", r'"requests"\s*:|"hash_id_scope"|"tool_tokens"'),
-    ("ragpulse", r'"hash_ids"\s*:\s*\{|"(sys_prompt|passages_ids|user_input|web_search)"|"timestamp"\s*:\s*"'),
-    ("mooncake", r'"(hash_ids|input_length|output_length)"'),
-    ("table", r'"(arrival|prompt|output)"\s*:'),
-)
-"""Patterns that tell the kinds apart, in this order, if no row can be parsed."""
+_KEY = re.compile(r'"(\w+)"\s*:\s*("\w*|[\[{])?')
+"""A key in a line that cannot be parsed, and how its value begins."""
 _COMPONENTS = {"sys_prompt", "passages_ids", "user_input", "web_search"}
 _LENGTHS = {"input_length", "output_length"}
 _BLANK = b" \t\r\n\v\f"
@@ -96,7 +89,7 @@ def sniff(path: Path | str) -> str:
     if text.count("\0") > len(text) // 10 or "\0" * 8 in text or (not is_json and "\0" in first):
         raise WorkloadError(f"{shown}: zero bytes; {kinds}, in UTF-8 (is this UTF-16, or an archive?)")
     signs = _json_kind(text.replace("\0", "")) if is_json else _csv_kind(first)
-    names = _json_names(text) if is_json else header_names(first)[1]
+    names = list(next(objects(text), ())) if is_json else header_names(first)[1]
     if signs in (None, "table"):
         signs = _registered_kind(names, "jsonl" if is_json else "csv") or signs
     if signs is None:
@@ -171,9 +164,8 @@ def _beginning(raw: IO[bytes]) -> bytes:
     return start if b"\n" in start else start + raw.readline(MAX_LINE)
 
 
-def _json_kind(text: str) -> str | None:
-    """The kind by keys and types of the first conclusive row; by text patterns if no row can be parsed."""
-    parsed = False
+def objects(text: str) -> Iterator[dict[str, Any]]:
+    """The rows that are objects, or arrays that begin with one, among those that can be parsed."""
     for line in text.split("\n"):
         try:
             row = json.loads(line)
@@ -181,26 +173,22 @@ def _json_kind(text: str) -> str | None:
             continue
         row = row[0] if isinstance(row, list) and row else row
         if isinstance(row, dict):
-            parsed = True
-            if (kind := _row_kind(row)) is not None:
-                return kind
-    if parsed:
-        return None
-    # The contents of an array may begin in another line.
-    first = text if text.startswith("[") else text.partition("\n")[0]
-    return next((kind for kind, sign in _JSON_SIGNS if re.search(sign, first)), None)
+            yield row
 
 
-def _json_names(text: str) -> list[str]:
-    """The keys of the first row that can be parsed; none if there is none."""
-    for line in text.split("\n"):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            return list(row)
-    return []
+def _json_kind(text: str) -> str | None:
+    """The kind by keys and types of the first conclusive row; by those in the first line if no row can be parsed."""
+    rows = list(objects(text))
+    if not rows:
+        # The contents of an array may begin in another line.
+        first = text if text.startswith("[") else text.partition("\n")[0]
+        rows = [{key: _beginning_with(start) for key, start in reversed(_KEY.findall(first))}]
+    return next((kind for kind in map(_row_kind, rows) if kind is not None), None)
+
+
+def _beginning_with(start: str) -> Any:
+    """A value of the type of one that begins so."""
+    return [] if start == "[" else {} if start == "{" else start[1:] if start else 0
 
 
 def _row_kind(row: dict[str, Any]) -> str | None:

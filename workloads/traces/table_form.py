@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import difflib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from workloads.request import WorkloadError
 from workloads.traces.bad_rows import quoted
 from workloads.traces.clock import TIMESTAMP
 from workloads.traces.files import shown_path
-from workloads.traces.kinds import header_names, how_to_name_columns, read_beginning
+from workloads.traces.kinds import header_names, how_to_name_columns, objects, read_beginning
 from workloads.traces.parquet import PARQUET, parquet_columns
 from workloads.traces.table import Format
 from workloads.traces.table_row import Columns, Time
@@ -52,7 +51,7 @@ def table_form(path: Path | str, columns: Mapping[str, str] | None = None, time:
         return TableForm("parquet", found, time or ("datetime" if stamped.get(found.arrival) else "s"), ",")
     text = start.decode("utf-8", errors="replace")
     if text.startswith(("{", "[")):
-        row = _first_object(text)
+        row = next(objects(text), {})  # If there is none, the reader says so.
         found = _find(path, list(row), given)
         return TableForm("jsonl", found, time or _unit(row.get(found.arrival)), ",")
     lines = [line for line in text.splitlines() if line.strip()]
@@ -78,18 +77,6 @@ def _find(path: Path, names: Sequence[str], given: Mapping[str, str]) -> Columns
         what = f"no column is clearly {' or '.join(missing)}"
         raise WorkloadError(f"{shown_path(path)}: {what}; {how_to_name_columns(names)}")
     return Columns(**found)  # type: ignore[arg-type]
-
-
-def _first_object(text: str) -> dict[str, Any]:
-    """The first row that is an object; empty if there is none, which is left to the reader."""
-    for line in text.split("\n"):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            return row
-    return {}
 
 
 def _unit(value: Any) -> Time:
