@@ -11,13 +11,13 @@ from typing import Any
 from kvsim.advice.recommend.device_comparison import DeviceAnswer, DeviceComparison, mean_rates
 from kvsim.advice.recommend.memory_answer import MemoryAnswer
 from kvsim.advice.recommend.recommendation import Recommendation
-from kvsim.advice.recommend.search import Effort, find_settings
+from kvsim.advice.recommend.search import Effort, RecommendProgress, find_settings
 from kvsim.advice.recommend.slo import Slo
 from kvsim.advice.recommend.trials import TrialRun, run_trial
 from kvsim.costs.device_profiles import find_device_profile
 from kvsim.costs.devices import device_named
 from kvsim.costs.memory_plan import default_cells, plan
-from kvsim.costs.profile import Profile, load_profile
+from kvsim.costs.profile import load_profile
 from kvsim.errors import NoTimes, UserError
 from kvsim.experiments.traffic import OfferedLoad, Traffic, read_traffic
 from kvsim.model.attention_groups import MemoryShape
@@ -72,6 +72,12 @@ class Asked:
     """Price of an hour by device."""
     compared: bool = False
     """Whether the answer is a comparison, of one device too."""
+
+    def fields(self, traffic: Traffic, shape: MemoryShape, **more: Any) -> dict[str, Any]:
+        """The fields of ``Question`` that all answers share, and further ones or others in their place."""
+        asked = {"slo": self.slo, "engine": self.engine or "both", "load": self.load, "command": self.command}
+        served = {"model": shape.name, "named_model": True, "profile": None, "memory": None}
+        return {**asked, **served, "traffic": traffic, "scenario": traffic.scenario, **more}
 
 
 def read_devices(given: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -165,11 +171,14 @@ def recommend_on_devices(
         return _on_device(device, traffic, place, shape, q)
     budget = q.effort.budget
     budget = budget._replace(kept=min(budget.kept, _KEPT), best=min(budget.best, _BEST))
-    counted = _CountedRuns(q.effort._replace(budget=budget))
+    progress = None if q.effort.progress is None else _CountedRuns(q.effort.progress)
+    q = replace(q, effort=q.effort._replace(budget=budget, progress=progress))
     answers = []
     for device in place.devices:
+        if progress is not None:
+            progress.next_search()
         try:
-            found = _on_device(device, traffic, place, shape, replace(q, effort=counted.effort()))
+            found = _on_device(device, traffic, place, shape, q)
         except UserError as e:
             answers.append(DeviceAnswer(device, None, str(e), q.prices.get(device), place.tensor_parallel))
             continue
@@ -186,9 +195,7 @@ def recommend_on_devices(
         )
         if isinstance(found, Recommendation) and found.interrupted:
             break
-    return DeviceComparison(
-        **_fields(q, traffic, shape, None, traffic.scenario), answers=tuple(answers), asked=place.devices
-    )
+    return DeviceComparison(**q.fields(traffic, shape), answers=tuple(answers), asked=place.devices)
 
 
 def _requests(base: Scenario, q: Asked) -> int | None:
@@ -199,22 +206,6 @@ def _requests(base: Scenario, q: Asked) -> int | None:
     if q.requests is None and base.workload.count_key == "requests" and base.workload.kind != "batch":
         return DEFAULT_REQUESTS
     return q.requests
-
-
-def _fields(q: Asked, traffic: Traffic, shape: MemoryShape, profile: Profile | None, scenario: Scenario) -> Any:
-    """The fields of ``Question`` that all answers share."""
-    return {
-        "slo": q.slo,
-        "engine": q.engine or "both",
-        "load": q.load,
-        "memory": None,
-        "model": shape.name,
-        "named_model": True,
-        "profile": profile,
-        "scenario": scenario,
-        "traffic": traffic,
-        "command": q.command,
-    }
 
 
 def _on_device(
@@ -235,8 +226,7 @@ def _on_device(
         if why := profile.why_no_times(shape.name, profile.type_k, profile.type_v):
             raise NoTimes(why)
     except NoTimes as e:
-        fields = _fields(q, traffic, shape, None, traffic.scenario) | here
-        return MemoryAnswer(**fields, shape=shape, weights=weights, no_times=str(e))
+        return MemoryAnswer(**q.fields(traffic, shape, **here), shape=shape, weights=weights, no_times=str(e))
     changes: dict[str, Any] = {
         "machine__tensor_parallel": tp,
         "machine__weights": weights,
@@ -248,7 +238,8 @@ def _on_device(
     }
     changes = {key: value for key, value in changes.items() if value is not None}
     scenario = load_scenario(traffic.scenario, model=place.model, device=device, **changes)
-    return find_settings(_fields(q, traffic, shape, profile, scenario) | here, shape, weights, q.effort)
+    fields = q.fields(traffic, shape, profile=profile, scenario=scenario, **here)
+    return find_settings(fields, shape, weights, q.effort)
 
 
 def _served_at_largest(found: Recommendation) -> OfferedLoad | None:
@@ -268,19 +259,14 @@ def _served_at_largest(found: Recommendation) -> OfferedLoad | None:
 class _CountedRuns:
     """The progress of several searches, one after another, told as that of one."""
 
-    def __init__(self, effort: Effort):
-        self._effort = effort
-        self._before = self._failed_before = 0
-        self._done = self._failed = 0
+    def __init__(self, told: RecommendProgress):
+        self._told = told
+        self._before = self._now = (0, 0)
 
-    def effort(self) -> Effort:
-        """What the next search may take, with a progress that goes on from the last one."""
-        self._before, self._failed_before = self._before + self._done, self._failed_before + self._failed
-        self._done = self._failed = 0
-        told = self._effort.progress
-        return self._effort if told is None else self._effort._replace(progress=self._tell)
+    def next_search(self) -> None:
+        """What follows comes on top of what was told."""
+        self._before, self._now = (self._before[0] + self._now[0], self._before[1] + self._now[1]), (0, 0)
 
-    def _tell(self, done: int, total: int, failed: int) -> None:
-        self._done, self._failed = done, failed
-        assert self._effort.progress is not None
-        self._effort.progress(self._before + done, self._before + total, self._failed_before + failed)
+    def __call__(self, done: int, total: int, failed: int) -> None:
+        self._now = done, failed
+        self._told(self._before[0] + done, self._before[0] + total, self._before[1] + failed)

@@ -122,18 +122,8 @@ def _on_machine(
     shape = memory_shape(served)
     plan(shape, weights=weights, memory=memory)  # Raises ``UserError`` for what it does not know.
     traffic = read_traffic(base, asked.effort.budget.replications, asked.requests, asked.load)
-    fields: dict[str, Any] = {
-        "slo": asked.slo,
-        "engine": asked.engine or "both",
-        "load": asked.load,
-        "memory": memory_bytes,
-        "model": shape.name,
-        "named_model": named is not None,
-        "profile": measured,
-        "scenario": traffic.scenario,
-        "traffic": traffic,
-        "command": asked.command,
-    }
+    more = {"memory": memory_bytes, "named_model": named is not None, "profile": measured}
+    fields = asked.fields(traffic, shape, **more)
     if no_times := measured.why_no_times(served, measured.type_k, measured.type_v):
         return MemoryAnswer(**fields, shape=shape, weights=weights, no_times=no_times)
     engine = asked.engine or measured_engine(measured) or "both"

@@ -17,20 +17,12 @@ from kvsim.experiments.measures import measure_interval
 from kvsim.experiments.store import Store
 from kvsim.reports.comparison_page import latency_ranges
 from kvsim.reports.sweep_plots import pareto_figure
+from tests.kvsim.experiments.small_sweeps import base
 from tests.worlds import command
 
-BASE = {
-    "workload": {
-        "rate": 5.0,
-        "requests": 30,
-        "prompt_tokens": {"kind": "lognormal", "mu": 3.5, "sigma": 0.6, "min": 4, "max": 100},
-        "output_tokens": {"kind": "fixed", "value": 12},
-    },
-    "server": {"slots": 4, "slot_context": 160},
-}
 TIGHT = {
     "name": "tight",
-    "base": BASE,
+    "base": base(rate=5.0, requests=30),
     "policies": ["contiguous", "paged", "ring", "oracle"],
     "axes": {"cache.cells": (160, 1024)},
 }
@@ -38,13 +30,12 @@ TIGHT = {
 BRIEF = {"name": "brief", "base": {"workload": {"requests": 5}}}
 
 
-def tight_file():
-    return TIGHT | {"base": BASE | {"workload": BASE["workload"] | {"rate": 1000.0, "requests": 60}}}
+CROWDED = TIGHT | {"base": base(rate=1000.0)}
 
 
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory):
-    return sweep(tight_file(), out=tmp_path_factory.mktemp("tight") / "a.sqlite", workers=1)
+    return sweep(CROWDED, out=tmp_path_factory.mktemp("tight") / "a.sqlite", workers=1)
 
 
 def test_a_policy_without_competitors_has_not_won(tight):
@@ -77,7 +68,7 @@ def test_warnings_are_gathered_and_survive_an_interruption(tight, tmp_path):
 
 
 def test_policies_that_failed_few_requests_can_be_ranked(tight):
-    tolerant = sweep(tight_file(), out=tight.store, workers=1, max_failed="70 %")
+    tolerant = sweep(CROWDED, out=tight.store, workers=1, max_failed="70 %")
     assert tolerant.best()["rivals"].tolist() == [1, 2]
     assert "policies are ranked if they failed at most 70 % of the requests" in tolerant.conclusion()
 
