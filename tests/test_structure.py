@@ -98,6 +98,16 @@ def test_every_room_imports_only_the_rooms_behind_it():
                 assert (rest[0], draws(function)) == ("reports", True), f"{name} imports {target}"
 
 
+def test_the_rooms_of_advice_stand_apart():
+    """They share what an engine's options are and do to memory, and nothing else."""
+    for name, path in modules("kvsim/advice"):
+        room = name.removeprefix("kvsim.advice.").split(".")[0]
+        for target, _ in imports_of(path):
+            other = target.removeprefix("kvsim.advice.").split(".")[0]
+            if target.startswith("kvsim.advice.") and other != room:
+                assert other == "memory", f"{name} imports {target}"
+
+
 @pytest.mark.parametrize("package", sorted(FLOORS))
 def test_folders_import_only_the_folders_behind_them(package):
     floors = FLOORS[package]
