@@ -12,43 +12,14 @@ from kvsim.costs.memory_plan import plan
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import gguf_path
 from kvsim.model.gguf_file import read_header
-from kvsim.model.memory_shapes import memory_shape, model_names
-from kvsim.model.storage_types import (
-    CACHE_TYPES,
-    LLAMACPP_CACHE_TYPES,
-    binary_reading,
-    decimal_hint,
-    format_size,
-    parse_size,
-    weight_bytes,
-)
+from kvsim.model.memory_shapes import model_names
+from kvsim.model.storage_types import LLAMACPP_CACHE_TYPES, weight_bytes
 from tests.gguf_files import SMOLLM2_MISSING, Small
 from tests.kvsim.cli.answers import complaint, succeeded
+from tests.kvsim.model.test_memory_shapes import PARAMETERS, config
 from tests.worlds import command
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-
-PARAMETERS = {
-    "llama-2-7b": 6_738_415_616,
-    "llama-2-70b": 68_976_648_192,
-    "llama-3.1-8b": 8_030_261_248,
-    "llama-3.1-405b": 405_853_388_800,
-    "llama-3.2-1b": 1_235_814_400,
-    "mistral-7b-v0.1": 7_241_732_096,
-    "mixtral-8x7b": 46_702_792_704,
-    "gemma-2-9b": 9_241_705_984,
-    "gemma-3-1b": 999_885_952,
-    "qwen2.5-7b": 7_615_616_512,
-    "qwen3-8b": 8_190_735_360,
-    "qwen3-30b-a3b": 30_532_122_624,
-    "phi-3-mini-4k": 3_821_079_552,
-    "phi-4": 14_659_507_200,
-    "gpt-oss-20b": 20_914_757_184,
-    "smollm2-135m": 134_515_008,
-    "deepseek-v2-lite": 15_706_484_224,
-    "deepseek-v3": 671_026_419_200,
-}
-"""As the model cards on Hugging Face count them."""
 
 
 def parts(made, engine, kind):
@@ -180,11 +151,6 @@ def test_vllm_takes_a_share_of_the_memory():
 # Weights
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_shapes_add_up_to_the_models_parameters(name):
-    assert memory_shape(name).n_parameters == PARAMETERS[name]
-
-
 def test_every_shipped_model_can_be_planned():
     for name in model_names():
         made = plan(name, ctx=4096)
@@ -257,55 +223,11 @@ def test_a_gguf_file_of_deepseek_keeps_latents_if_it_was_made_for_them(tmp_path)
     assert one(kv(model=path, ctx=256)) == 2 * 256 * 4 * (96 + 64) * 2
 
 
-# config.json
-
-PLAIN = {
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 96,
-    "vocab_size": 100,
-    "torch_dtype": "float16",
-}
-
-
-def config(folder, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps({key: value for key, value in (PLAIN | changes).items() if value is not ...}))
-    return str(path)
-
-
 def test_a_config_is_read_from_its_file_or_folder(tmp_path):
     made = plan(config(tmp_path), ctx=256, engine="llamacpp")
     numbers = 2 * 100 * 64 + 64 + 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64)
     assert parts(made, "llamacpp", "weights") == {"weights, f16": 2 * numbers}
     assert plan(str(tmp_path), ctx=256, engine="llamacpp").parts == made.parts
-
-
-def test_a_multimodal_config_has_its_text_model_inside(tmp_path):
-    path = tmp_path / "config.json"
-    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
-    path.write_text(json.dumps({"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text}))
-    shape = memory_shape(str(path))
-    assert shape.groups == memory_shape("gemma-3-4b").groups
-    assert shape.n_parameters == memory_shape("gemma-3-4b").n_parameters
-
-
-def test_layer_types_say_which_layers_have_a_window(tmp_path):
-    kinds = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
-    shape = memory_shape(config(tmp_path, model_type="gemma2", layer_types=kinds, sliding_window=64))
-    assert [(group.kind, group.layers, group.window) for group in shape.groups] == [
-        ("full", 2, None),
-        ("window", 2, 64),
-    ]
-    off = memory_shape(config(tmp_path, model_type="qwen2", sliding_window=64, use_sliding_window=False))
-    assert [group.kind for group in off.groups] == ["full"]
-    some = memory_shape(
-        config(tmp_path, model_type="qwen2", sliding_window=64, use_sliding_window=True, max_window_layers=3)
-    )
-    assert [(group.kind, group.layers) for group in some.groups] == [("full", 3), ("window", 1)]
 
 
 # What fits
@@ -363,26 +285,6 @@ def test_narrower_types_need_less_memory():
     assert len({sizes[kind] for kind in order}) == len(order)
     assert sizes["iq4_nl"] == sizes["q4_0"]
     assert sizes["bf16"] == sizes["f16"]
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("8GB", 8 * 10**9),
-        ("8GiB", 8 * GIB),
-        ("512MiB", 512 * MIB),
-        ("1.5 gb", 15 * 10**8),
-        ("24g", 24 * 10**9),
-        ("123", 123),
-        ("7kib", 7168),
-    ],
-)
-def test_sizes_are_read(text, size):
-    assert parse_size(text) == size
-
-
-def test_sizes_are_shown_in_powers_of_two():
-    assert [format_size(n) for n in (3, 1536, 512 * MIB, 3 * GIB)] == ["3 B", "1.50 KiB", "512.00 MiB", "3.00 GiB"]
 
 
 # The command and the interface
@@ -479,61 +381,6 @@ def test_a_mistake_is_answered_in_one_line(tmp_path, monkeypatch, arguments, ans
     assert answer in complaint(command("plan", *arguments))
 
 
-BAD_CONFIGS = {
-    "unknown kind": (
-        {"model_type": "mamba"},
-        "model_type is 'mamba'; its layers are not known here; accepted: llama",
-    ),
-    "odd kind": ({"model_type": {}}, "model_type is {}; its layers are not known here"),
-    "no kind": ({"model_type": ...}, "model_type is None; "),
-    "missing": ({"hidden_size": ...}, "config.json: hidden_size: field required"),
-    "text": ({"num_hidden_layers": "4"}, "num_hidden_layers: input should be a valid integer, got '4'"),
-    "negative": ({"vocab_size": -1}, "vocab_size: input should be greater than or equal to 1, got -1"),
-    "heads": ({"num_key_value_heads": 3}, "num_key_value_heads is 3; a divisor of num_attention_heads (4) is accepted"),
-    "head size": (
-        {"hidden_size": 66},
-        "head_dim: field required where num_attention_heads does not divide hidden_size",
-    ),
-    "linear": ({"layer_types": ["linear_attention"] * 4}, "layer_types: 'linear_attention' is not planned (recurrent"),
-    "too few": ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 4 layers"),
-    "no window": ({"layer_types": ["sliding_attention"] * 4}, "sliding_window: field required where layer_types has "),
-    "no experts": ({"model_type": "mixtral"}, "num_local_experts: field required where model_type is mixtral"),
-    "half a latent": ({"model_type": "deepseek_v3"}, "kv_lora_rank: field required where model_type is deepseek_v3"),
-    "sparse": ({"decoder_sparse_step": 2}, "decoder_sparse_step, moe_layer_freq and mlp_only_layers: only "),
-    "quantized": (
-        {"quantization_config": {"quant_method": "awq"}},
-        "quant_method 'awq' is not known here; give --weig",
-    ),
-    "unknown dtype": ({"torch_dtype": "int3"}, "torch_dtype 'int3' is not known here; give --weights, one of "),
-    "narrow heads": ({"head_dim": 16}, "q8_0 has blocks of 32, which do not divide heads of 16"),
-}
-
-
-@pytest.mark.parametrize(("changes", "answer"), BAD_CONFIGS.values(), ids=BAD_CONFIGS)
-def test_a_config_that_cannot_be_planned_is_refused_in_one_line(tmp_path, changes, answer):
-    path = config(tmp_path, **changes)
-    message = complaint(command("plan", "--model", path, "--cache-type-k", "q8_0"))
-    assert answer in message
-
-
-BAD_FILES = {
-    "recurrent": ({"general.architecture": "mamba"}, "architecture 'mamba': its layers are not known here; accepted: "),
-    "split": ({"split.count": 3}, "split.count is 3; a file in one piece is accepted"),
-    "no layers": ({"llama.block_count": 0}, "llama.block_count is 0; a whole number from 1 to 4096 is expected"),
-    "layers without attention": (
-        {"llama.attention.head_count_kv": [2, 0]},
-        "head_count_kv: a list of 2; 2 whole numbers",
-    ),
-    "no window": ({"general.architecture": "gemma2"}, "gemma2.block_count is None; "),
-}
-
-
-@pytest.mark.parametrize(("fields", "answer"), BAD_FILES.values(), ids=BAD_FILES)
-def test_a_gguf_file_that_cannot_be_planned_is_refused_in_one_line(tmp_path, fields, answer):
-    path = Small(fields=fields).write(tmp_path / "odd.gguf")
-    assert answer in complaint(command("plan", "--model", str(path)))
-
-
 def test_weights_of_a_gguf_file_are_not_chosen(tmp_path):
     path = str(Small().write(tmp_path / "small.gguf"))
     with pytest.raises(UserError, match="the file states the types of its weights"):
@@ -543,27 +390,6 @@ def test_weights_of_a_gguf_file_are_not_chosen(tmp_path):
     assert sorted(kv(model=str(path), ctx=256).values()) == [256 * 2 * 2 * 32 * 2, 256 * 2 * 4 * 32 * 2]
     with pytest.raises(UserError, match="layers of different widths cannot be planned for vLLM"):
         plan(str(path), engine="vllm")
-
-
-def test_every_cache_type_has_whole_blocks():
-    assert all(block in (1, 32) and size > 0 for block, size in CACHE_TYPES.values())
-
-
-@pytest.mark.parametrize(
-    ("given", "meant", "hint"),
-    [
-        ("16GB", "16GiB", "16 GB is 14.90 GiB; a card sold as 16 GB usually has 16GiB"),
-        ("16 g", "16GiB", "16 GB is 14.90 GiB; a card sold as 16 GB usually has 16GiB"),
-        ("1.5tb", "1.5TiB", "1.5 TB is 1,396.98 GiB; a card sold as 1.5 TB usually has 1.5TiB"),
-        ("16GiB", "", ""),
-        ("512MB", "", ""),
-        ("17179869184", "", ""),
-        ("much", "", ""),
-    ],
-)
-def test_what_gigabytes_may_have_meant(given, meant, hint):
-    assert binary_reading(given) == meant
-    assert decimal_hint(given) == hint
 
 
 def test_gigabytes_are_explained_where_they_decide():

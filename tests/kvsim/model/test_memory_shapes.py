@@ -1,0 +1,184 @@
+"""Shapes of models by name, from a config.json and from GGUF files, and models as the keys of a config.json."""
+
+import json
+
+import pytest
+
+from kvsim.costs.memory_plan import plan
+from kvsim.errors import UserError
+from kvsim.model.config_shapes import shape_of_config
+from kvsim.model.memory_shapes import config_fields, memory_shape, model_names
+from tests.gguf_files import Small
+
+PARAMETERS = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.2-1b": 1_235_814_400,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-3-1b": 999_885_952,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "phi-3-mini-4k": 3_821_079_552,
+    "phi-4": 14_659_507_200,
+    "gpt-oss-20b": 20_914_757_184,
+    "smollm2-135m": 134_515_008,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_419_200,
+}
+"""As the model cards on Hugging Face count them."""
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_shapes_add_up_to_the_models_parameters(name):
+    assert memory_shape(name).n_parameters == PARAMETERS[name]
+
+
+PLAIN = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 100,
+    "torch_dtype": "float16",
+}
+
+
+def config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({key: value for key, value in (PLAIN | changes).items() if value is not ...}))
+    return str(path)
+
+
+def test_a_multimodal_config_has_its_text_model_inside(tmp_path):
+    path = tmp_path / "config.json"
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    path.write_text(json.dumps({"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text}))
+    shape = memory_shape(str(path))
+    assert shape.groups == memory_shape("gemma-3-4b").groups
+    assert shape.n_parameters == memory_shape("gemma-3-4b").n_parameters
+
+
+def test_layer_types_say_which_layers_have_a_window(tmp_path):
+    kinds = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    shape = memory_shape(config(tmp_path, model_type="gemma2", layer_types=kinds, sliding_window=64))
+    assert [(group.kind, group.layers, group.window) for group in shape.groups] == [
+        ("full", 2, None),
+        ("window", 2, 64),
+    ]
+    off = memory_shape(config(tmp_path, model_type="qwen2", sliding_window=64, use_sliding_window=False))
+    assert [group.kind for group in off.groups] == ["full"]
+    some = memory_shape(
+        config(tmp_path, model_type="qwen2", sliding_window=64, use_sliding_window=True, max_window_layers=3)
+    )
+    assert [(group.kind, group.layers) for group in some.groups] == [("full", 3), ("window", 1)]
+
+
+BAD_CONFIGS = {
+    "unknown kind": (
+        {"model_type": "mamba"},
+        "model_type is 'mamba'; its layers are not known here; accepted: llama",
+    ),
+    "odd kind": ({"model_type": {}}, "model_type is {}; its layers are not known here"),
+    "no kind": ({"model_type": ...}, "model_type is None; "),
+    "missing": ({"hidden_size": ...}, "config.json: hidden_size: field required"),
+    "text": ({"num_hidden_layers": "4"}, "num_hidden_layers: input should be a valid integer, got '4'"),
+    "negative": ({"vocab_size": -1}, "vocab_size: input should be greater than or equal to 1, got -1"),
+    "heads": ({"num_key_value_heads": 3}, "num_key_value_heads is 3; a divisor of num_attention_heads (4) is accepted"),
+    "head size": (
+        {"hidden_size": 66},
+        "head_dim: field required where num_attention_heads does not divide hidden_size",
+    ),
+    "linear": ({"layer_types": ["linear_attention"] * 4}, "layer_types: 'linear_attention' is not planned (recurrent"),
+    "too few": ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 4 layers"),
+    "no window": ({"layer_types": ["sliding_attention"] * 4}, "sliding_window: field required where layer_types has "),
+    "no experts": ({"model_type": "mixtral"}, "num_local_experts: field required where model_type is mixtral"),
+    "half a latent": ({"model_type": "deepseek_v3"}, "kv_lora_rank: field required where model_type is deepseek_v3"),
+    "sparse": ({"decoder_sparse_step": 2}, "decoder_sparse_step, moe_layer_freq and mlp_only_layers: only "),
+    "quantized": (
+        {"quantization_config": {"quant_method": "awq"}},
+        "quant_method 'awq' is not known here; give --weig",
+    ),
+    "unknown dtype": ({"torch_dtype": "int3"}, "torch_dtype 'int3' is not known here; give --weights, one of "),
+    "narrow heads": ({"head_dim": 16}, "q8_0 has blocks of 32, which do not divide heads of 16"),
+}
+
+
+@pytest.mark.parametrize(("changes", "answer"), BAD_CONFIGS.values(), ids=BAD_CONFIGS)
+def test_a_config_that_cannot_be_planned_is_refused_in_one_line(tmp_path, changes, answer):
+    with pytest.raises(UserError) as said:
+        plan(config(tmp_path, **changes), type_k="q8_0")
+    assert answer in str(said.value)
+    assert "\n" not in str(said.value)
+
+
+BAD_FILES = {
+    "recurrent": ({"general.architecture": "mamba"}, "architecture 'mamba': its layers are not known here; accepted: "),
+    "split": ({"split.count": 3}, "split.count is 3; a file in one piece is accepted"),
+    "no layers": ({"llama.block_count": 0}, "llama.block_count is 0; a whole number from 1 to 4096 is expected"),
+    "layers without attention": (
+        {"llama.attention.head_count_kv": [2, 0]},
+        "head_count_kv: a list of 2; 2 whole numbers",
+    ),
+    "no window": ({"general.architecture": "gemma2"}, "gemma2.block_count is None; "),
+}
+
+
+@pytest.mark.parametrize(("fields", "answer"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_gguf_file_that_cannot_be_planned_is_refused_in_one_line(tmp_path, fields, answer):
+    with pytest.raises(UserError) as said:
+        memory_shape(str(Small(fields=fields).write(tmp_path / "odd.gguf")))
+    assert answer in str(said.value)
+    assert "\n" not in str(said.value)
+
+
+# As the keys of a config.json
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_the_keys_of_a_shipped_model_have_its_shape_and_no_more(name):
+    fields = config_fields(name)
+    assert "source" not in fields
+    assert shape_of_config(fields, name, memory_shape(name).source) == memory_shape(name)
+
+
+def test_a_config_json_is_returned_as_it_is_by_file_and_by_folder(tmp_path):
+    added = {"quantization_config": {"quant_method": "fp8"}, "own": 1}
+    path = config(tmp_path, **added)
+    assert config_fields(path) == config_fields(str(tmp_path)) == PLAIN | added
+
+
+def test_of_a_multimodal_model_the_text_part_is_returned(tmp_path):
+    text = {key: value for key, value in PLAIN.items() if key != "torch_dtype"} | {"model_type": "gemma3_text"}
+    written = {"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text, "vision_config": {"depth": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert config_fields(str(tmp_path)) == {**text, "torch_dtype": "bfloat16"}
+
+
+def test_the_keys_of_a_gguf_file_are_those_of_its_header(tmp_path):
+    path = Small().write(tmp_path / "small.gguf")
+    fields, shape = config_fields(str(path)), memory_shape(str(path))
+    again = shape_of_config(fields, shape.name, shape.source)
+    for key in ("groups", "d_model", "n_heads", "d_ff", "vocabulary", "context"):
+        assert getattr(again, key) == getattr(shape, key), key
+    assert fields["model_type"] == "llama"
+
+
+def test_own_models_have_keys_too():
+    assert config_fields("tiny")["num_hidden_layers"] == memory_shape("tiny").n_layers
+
+
+def test_a_gguf_file_that_says_too_little_is_refused_in_a_line(tmp_path):
+    own = {"block_count": 12, "embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2}
+    own |= {"attention.key_length": 32, "attention.value_length": 32, "feed_forward_length": 96}
+    fields = {f"gemma3.{key}": value for key, value in (own | {"attention.sliding_window": 512}).items()}
+    path = Small(fields={"general.architecture": "gemma3", **fields}).write(tmp_path / "gemma.gguf")
+    with pytest.raises(UserError, match=r"gemma3.*give the config\.json of the model instead; accepted: llama") as said:
+        config_fields(str(path))
+    assert "\n" not in str(said.value)
