@@ -310,16 +310,14 @@ def default_cells(
     sequences: int | None = None,
     type_k: str = "f16",
     block_size: int = PRESENT["vLLM"].block_size,
-    gpu_memory_utilization: float | None = None,
     vllm_version: str = PRESENT["vLLM"].version,
-    first_start: bool = False,
 ) -> int:
     """Return the tokens that the KV cache of a vLLM server holds on a device: its blocks times their size.
 
     ``model``: a shipped name, a config.json or a GGUF file; ``device``: a name of ``devices.toml``; ``tp``: GPUs over
-    which each layer is divided; ``batch``, ``sequences``, ``gpu_memory_utilization``: by default what ``vllm serve``
-    takes on that device. vLLM counts the null block among its blocks, and so does this, although no request can have
-    it. Raises ``UserError``, with what would fit, if the weights do not.
+    which each layer is divided; ``batch``, ``sequences``: by default what ``vllm serve`` takes on that device. vLLM
+    counts the null block among its blocks, and so does this, although no request can have it. Raises ``UserError``,
+    with what would fit, if the weights do not.
     """
     memory = device_named(device).memory_bytes
     made = plan(
@@ -331,11 +329,9 @@ def default_cells(
         engine="vllm",
         batch=batch,
         block_size=block_size,
-        gpu_memory_utilization=gpu_memory_utilization,
         weights=weights,
         tensor_parallel=tp,
         vllm_version=vllm_version,
-        first_start=first_start,
         device=device,
     )
     if fitting := made.what_would_fit("vllm"):
