@@ -14,6 +14,7 @@ import pytest
 
 from policies import compiled
 from tests.paths import ROOT
+from tests.worlds import printed
 
 
 def listed(name):
@@ -125,14 +126,6 @@ def figures():
     return told
 
 
-def output(program, switch):
-    """What a program prints in a process of its own, with compiled modules or without; its own files are ``tests``."""
-    env = os.environ | {compiled.PURE: switch}
-    return subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
-
-
 USED = compiled.STATE == compiled.COMPILED
 """Whether these tests run on compiled modules."""
 
@@ -142,14 +135,15 @@ USED = compiled.STATE == compiled.COMPILED
 @pytest.mark.parametrize("first", ["kvsim.simulation.job", "policies.content"])
 def test_what_is_imported_is_what_is_said(first, switch, suffix):
     """With whichever of the packages one begins."""
-    assert output(f"import {first} as module; print(module.__file__)", switch).strip().endswith(suffix)
+    told = printed(f"import {first} as module; print(module.__file__)", **{compiled.PURE: switch})
+    assert told.strip().endswith(suffix)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not USED, reason=f"the core is {compiled.STATE}")
 def test_every_figure_is_that_of_pure_python():
     program = "import json; from tests.test_core import figures; print(json.dumps(figures()))"
-    told = [json.loads(output(program, switch)) for switch in ("", "1")]
+    told = [json.loads(printed(program, **{compiled.PURE: switch})) for switch in ("", "1")]
     assert len(told[0]) == 2 * len(RUNS)
     for one, other in zip(*told, strict=True):
         assert one == other

@@ -1,23 +1,12 @@
 """A folder or file of the user's own that bears the name of one of our packages ends in a line that says so."""
 
-import os
-import subprocess
 import sys
 
 import pytest
 
 import kvsim
 from tests.paths import ROOT
-
-
-def python(*arguments, folder, path=()):
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([*map(str, path), str(ROOT)])},
-    )
+from tests.worlds import python
 
 
 def make(folder, name, kind):

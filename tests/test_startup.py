@@ -4,9 +4,6 @@ Times are not asserted here; ``python -m benchmarks.startup`` measures them.
 """
 
 import ast
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -17,6 +14,7 @@ from kvsim.cli.app import COMMANDS, app
 from kvsim.cli.commands import record
 from kvsim.cli.lazy import LazyCommand
 from tests.paths import ROOT
+from tests.worlds import loaded_by
 
 SLOW = {"pandas", "scipy", "matplotlib", "seaborn", "joblib", "jinja2", "tokenizers", "gguf", "sqlite3", "real_engine"}
 """Packages that a command loads only if it uses them; each takes from 20 ms to a second."""
@@ -46,35 +44,20 @@ LIGHT = {
 """Commands, and what each must not load."""
 
 
-def loaded_by(arguments, folder):
-    """The modules that a new process has loaded when the command ends."""
-    program = f"""
-import sys, atexit
-sys.argv = ["kvsim", *{arguments.split()!r}]
-atexit.register(lambda: print(*sys.modules, file=sys.stderr))
-from kvsim.__main__ import main
-main()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=folder,
-        check=True,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    return set(done.stderr.split())
+def modules_of(command, folder):
+    """The modules that a command loads."""
+    return loaded_by(f"sys.argv = ['kvsim', *{command.split()!r}]\nfrom kvsim.__main__ import main\nmain()", folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", LIGHT)
 def test_a_light_command_does_not_load_what_it_does_not_use(command, tmp_path):
-    assert loaded_by(command, tmp_path) & LIGHT[command] == set()
+    assert modules_of(command, tmp_path) & LIGHT[command] == set()
 
 
 def test_what_a_command_loads_is_seen(tmp_path):
     """The control: a command that needs the simulation loads it."""
-    assert loaded_by("run identical", tmp_path) >= {"kvsim.simulation.run", "simpy", "rich", "numpy"}
+    assert modules_of("run identical", tmp_path) >= {"kvsim.simulation.run", "simpy", "rich", "numpy"}
 
 
 # The commands

@@ -1,14 +1,12 @@
 """Which part of the project may import which: the directions of docs/architecture.md, held file by file."""
 
 import ast
-import os
-import subprocess
-import sys
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
 from tests.paths import ROOT
+from tests.worlds import loaded_by
 
 ROOMS = (
     "cli",
@@ -167,19 +165,6 @@ def test_circles_are_found():
     """The control."""
     with pytest.raises(CycleError):
         TopologicalSorter({"a": {"b"}, "b": {"c"}, "c": {"a"}}).prepare()
-
-
-def loaded_by(code):
-    """The modules that a new process has imported after it ran the code."""
-    program = f"{code}; import sys; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    return {name.split(".")[0] for name in done.stdout.split()}
 
 
 def test_the_simulation_runs_without_the_engine():

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +26,7 @@ from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy
 from kvsim.simulation.schedulers import SCHEDULERS
 from kvsim.simulation.server import Server
-from policies import HostCopy, MicroBatch, Moves, Policy, Transfer, compiled
+from policies import HostCopy, MicroBatch, Moves, Policy, Transfer
 from tests.paths import ROOT
 from workloads import Prefixes, Request, Workload
 
@@ -82,29 +83,6 @@ class Diary(GivenTimes):
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A workload of given requests: (arrival, prompt tokens, output tokens)."""
-
-    rows: Sequence[tuple[float, int, int]]
-    users: int | None = None
-
-    @property
-    def n_requests(self) -> int:
-        return len(self.rows)
-
-    @property
-    def notes(self) -> Sequence[str]:
-        return ()
-
-    @property
-    def prefixes(self) -> Prefixes:
-        return "tokens"
-
-    def __iter__(self) -> Iterator[Request]:
-        return (Request(i, at, prompt, output) for i, (at, prompt, output) in enumerate(self.rows))
-
-
-@dataclass(frozen=True)
 class Given:
     """A workload of given requests, numbered from 0."""
 
@@ -125,6 +103,13 @@ class Given:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self.requests)
+
+
+class Listed(Given):
+    """A workload of given requests: (arrival, prompt tokens, output tokens)."""
+
+    def __init__(self, rows: Sequence[tuple[float, int, int]], users: int | None = None):
+        super().__init__([Request(number, *row) for number, row in enumerate(rows)], users)
 
 
 def scenario(**keys: Any) -> Scenario:
@@ -166,13 +151,24 @@ def attributes_of(thing: object) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in names if name != "__dict__"} | getattr(thing, "__dict__", {})
 
 
-def printed_by_python(program: str) -> str:
-    """What a program prints in a process of its own that uses no compiled module."""
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=os.environ | {compiled.PURE: "1"},
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+def python(
+    *arguments: str | Path, folder: Path = ROOT, path: Sequence[Path] = (), **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, with these folders and the project on its path."""
+    found = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT)))} | env
+    return subprocess.run([sys.executable, *arguments], cwd=folder, env=found, capture_output=True, text=True)
+
+
+def printed(program: str, **env: str) -> str:
+    """What a program prints in a process of its own."""
+    done = python("-c", program, **env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loaded_by(program: str, folder: Path = ROOT) -> set[str]:
+    """The modules that a new process has loaded when its program ends."""
+    tells = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
+    done = python("-c", f"{tells}\n{program}", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split())

@@ -241,15 +241,40 @@ def test_the_page_has_the_keys_of_the_output(section, files):
     assert (unknown, missing) == (set(), set())
 
 
-def test_a_profile_has_the_keys_of_the_page():
+def profiles():
     """What calibrating prints is the profile that it saves; the shipped ones were made so."""
-    profiles = [load_profile(name) for name in ("default", "h100_sxm-llama-3.1-8b")]
+    found = [load_profile(name) for name in ("default", "h100_sxm-llama-3.1-8b")]
     a_second = Coefficient(value=1.0, low=1.0, high=1.0)
     copies = HostCopyCost(out_per_cell_s=a_second, in_per_cell_s=a_second)
-    profiles.append(profiles[0].model_copy(update={"host_copies": copies, "front_end_s": a_second}))
-    told = [profile.model_dump(mode="json") for profile in profiles]
-    found = {path for profile in told for path in paths(profile)}
-    assert compare([key for key, _ in DOCUMENTED["calibrate"]], found) == (set(), set())
+    found.append(found[0].model_copy(update={"host_copies": copies, "front_end_s": a_second}))
+    return [profile.model_dump(mode="json") for profile in found]
+
+
+def live_recording():
+    times = {name: {"p50": 1.0, "p90": 1.0, "mean": 1.0} for name in ("ttft_ms", "tpot_ms")}
+    run = ("vllm", "vllm", 2, 1, 1, "0: no", None, False, times, ("a",), ("b",))
+    return LiveRecording(Path("mine"), *run, stopped="gone", interrupted=False).to_dict()
+
+
+def asked_servers():
+    told = validate_recorded(["wide.jsonl", "narrow.jsonl", "untimed.jsonl"]).to_dict()
+    return {"recordings": [{"file": "a"}], **told}
+
+
+RESULTS = {
+    "calibrate": profiles,
+    "record": lambda: [Recording(Path("mine"), "llama.cpp", "streams", 1, 1, None).to_dict()],
+    "observe": lambda: [ObservedSummary(files=[Path("mine.jsonl")]).to_dict()],
+    "record --url": lambda: [live_recording()],
+    "validate --url": lambda: [asked_servers()],
+}
+"""What commands print that need a server, an engine or a minute; their results do not."""
+
+
+@pytest.mark.parametrize("section", RESULTS)
+def test_a_result_has_the_keys_of_the_page(section, files):
+    found = {path for told in RESULTS[section]() for path in paths(told)}
+    assert compare([key for key, _ in DOCUMENTED[section]], found) == (set(), set())
 
 
 @pytest.mark.slow
@@ -259,51 +284,8 @@ def test_a_generated_text_has_the_keys_of_the_page():
     assert compare([key for key, _ in DOCUMENTED["generate"]], set(paths(told))) == (set(), set())
 
 
-def test_a_recording_has_the_keys_of_the_page(tmp_path):
-    """Recording needs llama.cpp; its result does not."""
-    told = Recording(tmp_path, "llama.cpp", "streams", 1, 1, None).to_dict()
-    assert compare([key for key, _ in DOCUMENTED["record"]], set(paths(told))) == (set(), set())
-
-
-def test_what_was_observed_has_the_keys_of_the_page():
-    told = ObservedSummary(files=[Path("mine.jsonl")]).to_dict()
-    assert compare([key for key, _ in DOCUMENTED["observe"]], set(paths(told))) == (set(), set())
-
-
-def test_a_recording_of_a_server_has_the_keys_of_the_page(tmp_path):
-    """It needs a server; its result does not."""
-    times = {name: {"p50": 1.0, "p90": 1.0, "mean": 1.0} for name in ("ttft_ms", "tpot_ms")}
-    told = LiveRecording(
-        tmp_path,
-        "vllm",
-        "vllm",
-        2,
-        1,
-        1,
-        "0: no",
-        None,
-        False,
-        times,
-        ("a",),
-        ("b",),
-        stopped="gone",
-        interrupted=False,
-    ).to_dict()
-    assert compare([key for key, _ in DOCUMENTED["record --url"]], set(paths(told))) == (set(), set())
-
-
-def test_asking_servers_tells_what_comparing_recordings_does(files):
-    """It needs a server; what it tells does not."""
-    told = {
-        "recordings": [{"file": "a"}],
-        **validate_recorded(["wide.jsonl", "narrow.jsonl", "untimed.jsonl"]).to_dict(),
-    }
-    assert compare([key for key, _ in DOCUMENTED["validate --url"]], set(paths(told))) == (set(), set())
-
-
 def test_every_section_is_compared():
-    others = {"calibrate", "record", "record --url", "validate --url", "generate", "observe"}
-    assert set(DOCUMENTED) == {*COMMANDS, *others}
+    assert set(DOCUMENTED) == {*COMMANDS, *RESULTS, "generate"}
 
 
 def test_what_is_missing_on_either_side_is_found():

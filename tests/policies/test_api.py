@@ -9,13 +9,15 @@ import inspect
 import re
 from typing import get_args
 
-from policies import api
+from policies import api, compiled
 from tests.docs.pages import rows, sections
 from tests.paths import DATA, ROOT
-from tests.worlds import printed_by_python
+from tests.worlds import printed
 
 SIGNATURES = DATA / f"policies_api_{api.API_VERSION}.txt"
 EXAMPLE = ROOT / "examples" / "own-policy"
+PURE = {compiled.PURE: "1"}
+"""Compiled classes have no annotations to read."""
 PROGRAM = "from tests.policies.test_api import described; print(*described(), sep='\\n')"
 
 
@@ -75,8 +77,7 @@ def _methods(kind):
 
 
 def test_a_change_of_the_interface_has_a_version_of_its_own():
-    # Compiled classes have no annotations to read.
-    now = printed_by_python(PROGRAM).splitlines()
+    now = printed(PROGRAM, **PURE).splitlines()
     before = SIGNATURES.read_text(encoding="utf-8").splitlines()
     gone = [line for line in before if line not in now]
     assert not gone, "changed or gone: raise policies.api.API_VERSION, and write the signatures anew (see above)"
@@ -86,7 +87,7 @@ def test_a_change_of_the_interface_has_a_version_of_its_own():
 
 def test_what_is_compared_is_the_whole_interface():
     """The control: every name is in a line, and a default and an abstract method show."""
-    lines = printed_by_python(PROGRAM).splitlines()
+    lines = printed(PROGRAM, **PURE).splitlines()
     assert {re.match(r"\w+", line)[0] for line in lines} == set(api.__all__)
     assert "Policy.can_shift: bool = False" in lines
     assert "Row.length" in lines
@@ -132,5 +133,4 @@ def test_the_example_imports_nothing_else_of_ours():
 
 
 if __name__ == "__main__":
-    # Without compiled modules, whose classes have no annotations.
-    SIGNATURES.write_text(printed_by_python(PROGRAM), encoding="utf-8")
+    SIGNATURES.write_text(printed(PROGRAM, **PURE), encoding="utf-8")

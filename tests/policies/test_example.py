@@ -19,6 +19,7 @@ from tests.kvsim.simulation.random_runs import outcome
 from tests.paths import ROOT
 from tests.policies.invariants.rules import CacheMachine
 from tests.policies.invariants.subjects import SETTINGS
+from tests.worlds import python
 
 EXAMPLE = ROOT / "examples" / "own-policy"
 
@@ -51,13 +52,7 @@ def install(folder):
 
 def kvsim(*arguments, path, folder):
     """Run the command in a process of its own, with a folder on Python's path."""
-    return subprocess.run(
-        [sys.executable, "-m", "kvsim", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(path)])},
-    )
+    return python("-m", "kvsim", *arguments, path=[path], folder=folder)
 
 
 @pytest.mark.slow
@@ -133,13 +128,8 @@ def test_pip_installs_it(tmp_path):
 
 @pytest.mark.slow
 def test_its_own_tests_pass():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
-        cwd=EXAMPLE,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(EXAMPLE)]), "PYTHONDONTWRITEBYTECODE": "1"},
-    )
+    asked = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    done = python(*asked, folder=EXAMPLE, path=[EXAMPLE], PYTHONDONTWRITEBYTECODE="1")
     assert done.returncode == 0, done.stdout
 
 
