@@ -18,7 +18,8 @@ from tests.worlds import loaded_by
 
 SLOW = {"pandas", "scipy", "matplotlib", "seaborn", "joblib", "jinja2", "tokenizers", "gguf", "sqlite3", "real_engine"}
 """Packages that a command loads only if it uses them; each takes from 20 ms to a second."""
-SIMULATION = {"simpy", "kvsim.simulation", "kvsim.experiments", "kvsim.engines", "kvsim.calibration", "kvsim.reports"}
+SIMULATION = {"simpy", "kvsim.simulation", "kvsim.experiments", "kvsim.engines", "kvsim.calibration"}
+SIMULATION |= {"kvsim.reports.style", "kvsim.reports.page"}
 SECTIONS = {"numpy", "policies", "workloads", "kvsim.scenario.scenario"}
 
 LIGHT = {

@@ -10,9 +10,9 @@ from tests.worlds import loaded_by
 
 ROOMS = (
     "cli",
+    "reports",
     "engines",
     "calibration",
-    "reports",
     "advice",
     "experiments",
     "simulation",

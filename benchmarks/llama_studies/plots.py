@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+
+from kvsim.reports import style
 
 if TYPE_CHECKING:
     from benchmarks.llama_studies.results import Defragmentation, Holes, KShift, LlamaStudy
@@ -33,14 +34,12 @@ OTHER_MACHINE_PER_RUN_S = (150e-6, 165e-6)
 """For each one-cell run moved, lowest and highest."""
 
 _OTHER_MACHINE = "elsewhere (b4875)"
-_STYLE = {**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}
 
 
 def holes_figure(study: Holes, axis: Axes | None = None) -> Figure:
     """Milliseconds of a decode over the span, high and low, for both kernels; on ``axis`` or a new figure."""
-    with mpl.rc_context(_STYLE):
-        if axis is None:
-            axis = Figure(figsize=(8, 5.5), layout="constrained").subplots()
+    with style.figure(8, 5.5) as new:
+        axis = axis or new.subplots()
         colours = sns.color_palette("colorblind", 2)
         intervals = study.medians.intervals(lambda medians: 1e3 * medians)
         for flash, rows in study.table.groupby("flash_attention"):
@@ -78,8 +77,7 @@ def holes_figure(study: Holes, axis: Axes | None = None) -> Figure:
 
 def defragmentation_figure(study: Defragmentation) -> Figure:
     """Milliseconds of a pass: over the cells of one run, and over the number of one-cell runs; with the fit."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(12, 5), layout="constrained")
+    with style.figure(12, 5) as figure:
         long, many = figure.subplots(1, 2)
         table, colour = study.table, sns.color_palette("colorblind", 1)[0]
         single = table[table["runs"] == table["cells"]]
@@ -104,8 +102,7 @@ def defragmentation_figure(study: Defragmentation) -> Figure:
 
 def k_shift_figure(study: KShift) -> Figure:
     """Milliseconds of a shift over the cells of the cache."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(8, 5), layout="constrained")
+    with style.figure(8, 5) as figure:
         axis = figure.subplots()
         table, there = study.table, OTHER_MACHINE_S["shift"]
         colour = sns.color_palette("colorblind", 1)[0]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from benchmarks.reproduced.finding import Finding
 from benchmarks.reproduced.survivors import TEXT
-from kvsim.cli.tables.accuracy import ratio_interval
 from kvsim.experiments.estimates import Interval
+from kvsim.reports.accuracy_report import ratio_interval
 from real_engine.eviction_cost import EvictionSetting, eviction_cost
 
 PASSAGES = 5

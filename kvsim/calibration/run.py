@@ -84,7 +84,7 @@ class Calibration(Outcome):
 
     def plot(self) -> Figure:
         """Predicted against measured seconds of the held-out passes."""
-        from kvsim.reports.plots import calibration_figure
+        from kvsim.reports.profile_plots import calibration_figure
 
         return calibration_figure(self)
 

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import typer
 
-from kvsim.cli.console import console, fail, print_json, warn
+from kvsim.cli.console import answer, fail, print_json, warn
 from kvsim.cli.progress import RunProgress
 from kvsim.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kvsim.calibration.outcome import Outcome
     from kvsim.costs.profile import Profile
 
@@ -100,7 +98,6 @@ class Measuring(Generic[OutcomeT]):
     measure: Callable[[RunProgress], OutcomeT]
     wanted: Callable[[Profile], bool]
     """Whether a profile is of the same, so that one that was refused can be taken."""
-    show: Callable[[Console, OutcomeT], None]
     use: str
     """A command that uses the profile."""
 
@@ -120,7 +117,7 @@ class Measuring(Generic[OutcomeT]):
             raise typer.Exit(fail(f"not saved as {files.target}: {refusal}. {files.ways_on}", 1))
         files.save(done)
         if not as_json:
-            self.show(console(), done)
+            answer(done, as_json)
         _tell(done.profile, as_json, f"\nSaved {files.target} and {files.picture.name}. {use}")
 
     def _measured(self) -> OutcomeT:

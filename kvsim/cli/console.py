@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,12 +17,125 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from kvsim.reports.report import Report, Table
+
 
 def console() -> Console:
     """A console as wide as the terminal; for a file or a pipe, wide enough for whole tables."""
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=140)
+
+
+def print_report(report: Report) -> None:
+    """Print a report: its basis, title, text and tables, and then the conclusions."""
+    draw_report(console(), report)
+
+
+def draw_report(on: Console, report: Report) -> None:
+    """Draw a report on a console; figures and snapshots are left to pages."""
+    said: set[str] = set()
+    _print_lines(on, report.basis)
+    _print_lines(on, filter(None, [report.title]), "bold")
+    _print_lines(on, report.about)
+    for section in report.sections:
+        _print_lines(on, section.text)
+        for table in _joined(section.tables):
+            _print_table(on, table)
+        _print_lines(on, section.notes, "dim")
+        for heading, text in section.listings:
+            _print_lines(on, [heading], "bold")
+            # Several listings have options in common: what these do is said once.
+            lines = [line for line in text.splitlines() if not (line.startswith("#   ") and line in said)]
+            said.update(lines)
+            _print_lines(on, (f"   {line}" for line in lines if line))
+    _print_lines(on, report.conclusions, "bold")
+    _print_lines(on, report.warnings)
+
+
+def _print_lines(on: Console, lines: Iterable[str], style: str | None = None) -> None:
+    for line in lines:
+        on.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def _joined(tables: Sequence[Table]) -> list[Table]:
+    """Tables about the same rows, which a narrow page shows one below the other, side by side."""
+    joined: list[Table] = []
+    for table in tables:
+        if joined and table.columns[0] == joined[-1].columns[0] and table.rows is joined[-1].rows:
+            notes = "; ".join(filter(None, (joined[-1].note, table.note)))
+            joined[-1] = replace(joined[-1], columns=(*joined[-1].columns, *table.columns[1:]), note=notes)
+        else:
+            joined.append(table)
+    return joined
+
+
+def _print_table(on: Console, table: Table) -> None:
+    """Print a table; one too wide for the console is cut into pieces that each begin with what names the rows."""
+    from rich.table import Table as Drawn
+    from rich.text import Text
+
+    rows = table.cells[: table.at_most]
+    texts = [[cell.text for cell in row] for row in rows]
+    if table.keys > 1:
+        texts = [_without_repeats(row, before, table.keys) for row, before in zip(texts, [[], *texts], strict=False)]
+    widths = [max((len(row[i]) for row in texts), default=0) for i in range(len(table.columns))]
+    heads = [column.heading for column in table.columns]
+    if sum(max(width, len(head)) + 2 for width, head in zip(widths, heads, strict=True)) > on.width:
+        heads = [_folded(head, width) for head, width in zip(heads, widths, strict=True)]
+    widths = [max(width, *map(len, head.split("\n"))) for width, head in zip(widths, heads, strict=True)]
+    for columns in _pieces(widths, table.keys, on.width):
+        drawn = Drawn(box=None, header_style="bold", pad_edge=False, show_header=any(heads))
+        for i in columns:
+            is_text = any(isinstance(row[i].value, str) for row in rows)
+            drawn.add_column(heads[i], justify="left" if i == 0 or is_text else "right")
+        for row, shown in zip(rows, texts, strict=True):
+            drawn.add_row(*(Text.assemble(*row[i].pieces) if row[i].pieces else Text(shown[i]) for i in columns))
+        on.print(drawn)
+    more = len(table.cells) - len(rows)
+    rest = [f"and {more:,} more rows, see {table.all_in}"] if more else []
+    _print_lines(on, filter(None, [*rest, table.note]), "dim")
+    on.print()
+
+
+def _pieces(widths: Sequence[int], keys: int, width: int) -> Iterator[list[int]]:
+    """The columns of each piece of a table that is cut to the width of a console."""
+    named = list(range(keys))
+    piece, room = list(named), width - sum(widths[:keys]) - 2 * (keys - 1)
+    left = room
+    for i in range(keys, len(widths)):
+        if len(piece) > keys and left < widths[i] + 2:
+            yield piece
+            piece, left = list(named), room
+        piece.append(i)
+        left -= widths[i] + 2
+    yield piece
+
+
+def _without_repeats(row: list[str], before: list[str], keys: int) -> list[str]:
+    """A row's texts; what names it is left out as far as it is the same in the row before."""
+    same = next((i for i in range(min(keys, len(before))) if row[i] != before[i]), min(keys, len(before)))
+    return [*[""] * same, *row[same:]]
+
+
+def _folded(heading: str, width: int) -> str:
+    """A heading in one or two lines, as narrow as its column allows."""
+    from textwrap import wrap
+
+    width = max(width, *map(len, heading.split()), 1)
+    while len(lines := wrap(heading, width, break_on_hyphens=False)) > 2:
+        width += 1
+    return "\n".join(lines)
+
+
+def answer(found: Any, as_json: bool, *details: Any, of: Callable[[Any], dict[str, Any]] | None = None) -> None:
+    """Print a result: its object (``to_dict``, or what ``of`` makes), or its report, which ``details`` are told."""
+    if as_json:
+        print_json(found.to_dict() if of is None else of(found))
+    else:
+        from kvsim.reports.report import report_of
+
+        print_report(report_of(found, *details))
 
 
 def print_json(value: Any) -> None:

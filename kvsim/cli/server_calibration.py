@@ -27,7 +27,6 @@ def calibrate_url(
 ) -> None:
     """Measure a server and save its profile, or say why not."""
     server = asked.found()
-    from kvsim.cli.tables.calibration import show_server_calibration
     from kvsim.engines.live.calibration import calibrate_server
 
     target = out or Path(f"{file_name(server)}.profile.json")
@@ -41,7 +40,7 @@ def calibrate_url(
         for line in server.served.assumed or ("nothing",):
             typer.echo(f"  {line}")
     use = f"kvsim recommend --trace TRACE --slo 'ttft_p95<1s' --profile {target}"
-    measuring = Measuring(files, str(server.address), measure, partial(is_of, server), show_server_calibration, use)
+    measuring = Measuring(files, str(server.address), measure, partial(is_of, server), use)
     measuring.run(bound, force=force, as_json=as_json)
 
 

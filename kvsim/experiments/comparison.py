@@ -145,13 +145,13 @@ class Comparison:
 
     def plot(self) -> Figure:
         """Draw latency distributions and the cache over time."""
-        from kvsim.reports.plots import comparison_figure
+        from kvsim.reports.comparison_plots import comparison_figure
 
         return comparison_figure(self)
 
     def plot_cells(self) -> Figure:
         """Draw the cells of every policy over time, side by side; the runs must have kept snapshots."""
-        from kvsim.reports.plots import cell_maps_figure
+        from kvsim.reports.comparison_plots import cell_maps_figure
 
         return cell_maps_figure(self.results)
 
@@ -185,7 +185,7 @@ class Comparison:
 
     def plot_to(self, out: ResultsFolder) -> None:
         """Write the figures and, where snapshots were kept, those of the cells. Raises ``OSError``."""
-        from kvsim.reports.plots import cell_maps_figure
+        from kvsim.reports.comparison_plots import cell_maps_figure
         from kvsim.simulation.snapshots import FILE, save_snapshots
 
         out.picture("comparison.png", self.plot)

@@ -113,7 +113,7 @@ class PrefixStudy:
         """Draw hit rate over cache size, with a line per eviction policy. Raises ``UserError`` without figures."""
         if self.reuse is None:
             raise UserError(f"{self.scenario}: {self.reason}")
-        from kvsim.reports.plots import prefix_figure
+        from kvsim.reports.comparison_plots import prefix_figure
 
         return prefix_figure(self)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator
+
+from kvsim.reports import style
 
 if TYPE_CHECKING:
     from kvsim.engines.recordings.validation import RecordedValidation, ServerRun
@@ -31,8 +32,7 @@ _ABOVE, _BELOW = 0.62, 0.38
 def recorded_figure(validation: RecordedValidation) -> Figure:
     """Draw a row for each recording: distributions of the latencies; requests, and the machine's pace, over time."""
     rows = len(validation.runs)
-    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("paper")}):
-        figure = Figure(figsize=(20, 3.4 * rows + 0.5), layout="constrained")
+    with style.figure(20, 3.4 * rows + 0.5, "paper") as figure:
         panels = figure.subplots(rows, 6, squeeze=False)
         for axes, run in zip(panels, validation.runs, strict=True):
             for axis, (measure, title) in zip(axes, _TITLES.items(), strict=False):

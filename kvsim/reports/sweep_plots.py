@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
-import matplotlib.ticker
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure, SubFigure
 
 from kvsim.experiments.ranking import BOUND
 from kvsim.experiments.sweep_design import Span
 from kvsim.experiments.sweep_file import SweepFile
+from kvsim.reports import style
+from kvsim.reports.formats import is_latency
 
 _MOST_PANELS = 6
 _MARKERS = "osD^vPX*"
 _WIDE = 16.0
 """Ratio of an axis's largest to smallest value from which its scale is logarithmic."""
-_WIDE_MEASURE = 10**1.5
-"""Ratio of a measure's largest to smallest value above which its scale is logarithmic."""
 _LETTER_IN = 0.1
 """Maximum width of a letter of a tick label, in inches."""
 
@@ -37,7 +33,7 @@ def sweep_figure(table: pd.DataFrame, file: SweepFile, measures: Sequence[str]) 
     with failed requests are hollow.
     """
     drawn = {measure: table[table[measure].notna()] if len(table) else table for measure in measures}
-    keys, palette = list(file.axes), _palette(list(dict.fromkeys(table["policy"])))
+    keys, palette = list(file.axes), style.palette(list(dict.fromkeys(table["policy"])))
     numeric = [key for key in keys if pd.api.types.is_numeric_dtype(table[key])]
     across = max(numeric or keys, key=lambda key: table[key].nunique(), default=None)
     others = [key for key in keys if key != across]
@@ -47,8 +43,7 @@ def sweep_figure(table: pd.DataFrame, file: SweepFile, measures: Sequence[str]) 
     width, height = _panels_size(table, columns, rows) if grid else _dots_size(len(keys))
     # Measures with a single panel stand side by side, others one above the other.
     beside = 2 if len(measures) > 1 and grid and columns is None else 1
-    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
-        figure = Figure(figsize=(width * beside, height * -(-len(measures) // beside)), layout="constrained")
+    with style.figure(width * beside, height * -(-len(measures) // beside)) as figure:
         for measure, part in zip(measures, _parts(figure, len(measures), beside), strict=False):
             if grid:
                 _panels(part, width, drawn[measure], palette, measure, across, columns, rows)
@@ -59,7 +54,7 @@ def sweep_figure(table: pd.DataFrame, file: SweepFile, measures: Sequence[str]) 
                 for axis in part.axes:
                     axis.set_ylabel("")  # The title says it.
             _spread(part.axes, drawn[measure][measure])
-        _legend(figure, figure.axes[0])
+        style.legend_below(figure, figure.axes[0], 6)
         hollow = "; hollow: requests failed" if any(_failed(each).any() for each in drawn.values()) else ""
         what = f": {measures[0]}{_unit(measures[0])}" if len(measures) == 1 else ""
         figure.suptitle(f"{file.name}{what}{hollow}", fontsize=14)
@@ -81,7 +76,7 @@ def _spread(axes: Iterable[Axes], values: pd.Series[float]) -> None:
         axis.set_yscale("log")
         # An interval that reaches down to 0 would squeeze everything else.
         axis.set_ylim(values.min() / 2, values.max() * 2)
-        plain_log(axis.yaxis, values)
+        style.plain_log(axis.yaxis, values)
 
 
 def _panels_size(table: pd.DataFrame, columns: str | None, rows: str | None) -> tuple[float, float]:
@@ -175,37 +170,13 @@ def _dots(
             axis.get_legend().remove()
 
 
-def _legend(figure: Figure, axis: Axes) -> None:
-    handles, labels = axis.get_legend_handles_labels()
-    if labels:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
-
-
 def _failed(table: pd.DataFrame) -> pd.Series[bool]:
     """Mask of the points where requests or whole runs failed."""
     return (table["failed_share"] > 0) | (table["failed"] > 0)
 
 
 def _is_wide(values: pd.Series[float]) -> bool:
-    return bool(len(values)) and values.min() > 0 and bool(values.max() / values.min() > _WIDE_MEASURE)
-
-
-def plain_log(axis: XAxis | YAxis, values: Iterable[float]) -> None:
-    """Label a logarithmic axis with plain numbers.
-
-    The ticks are at powers of ten; at 1, 2 and 5 if the values span less than 1.5 decades or fewer than two powers of
-    ten; and evenly spaced if the values span less than a factor of 6.
-    """
-    known = [value for value in values if value > 0]
-    span = max(known) / min(known) if known else 1.0
-    powers = math.floor(math.log10(max(known))) - math.ceil(math.log10(min(known))) + 1 if known else 0
-    if span < 6:
-        axis.set_major_locator(mpl.ticker.MaxNLocator(5))
-    else:
-        narrow = span < _WIDE_MEASURE or powers < 2
-        axis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5) if narrow else (1,), numticks=12))
-    axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(mpl.ticker.NullFormatter())
+    return bool(len(values)) and values.min() > 0 and bool(values.max() / values.min() > style.NARROW)
 
 
 def _scale(axis: Axes, table: pd.DataFrame, across: str | None, room: float) -> None:
@@ -239,13 +210,8 @@ def _label(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float | np.number) and not isinstance(value, bool) else str(value)
 
 
-def _palette(policies: Sequence[str]) -> dict[str, Any]:
-    colours = sns.color_palette("colorblind" if len(policies) <= 10 else "husl", len(policies))
-    return dict(zip(policies, colours, strict=True))
-
-
 def _unit(measure: str) -> str:
-    if measure.split("_")[0] in ("ttft", "tpot", "e2e"):
+    if is_latency(measure):
         return ", seconds"
     return ", share" if measure.endswith(("share", "rate")) else ""
 
@@ -260,17 +226,16 @@ def pareto_figure(
 
     ``failing``: policies that failed requests, drawn hollow.
     """
-    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
-        figure = Figure(figsize=(10, 6.5), layout="constrained")
+    with style.figure(10, 6.5) as figure:
         axis = figure.subplots()
-        palette = _palette(list(points))
+        palette = style.palette(list(points))
         for at, (policy, (latency, memory)) in enumerate(points.items()):
             x, y = np.array(memory) / 1e6, np.array(latency)
             axis.errorbar(
                 x[0],
                 y[0],
-                xerr=_ends(x),
-                yerr=_ends(y),
+                xerr=style.error_bar(*x.tolist()),
+                yerr=style.error_bar(*y.tolist()),
                 marker=_MARKERS[at % len(_MARKERS)],
                 markersize=9 if policy in front else 6,
                 markeredgecolor="0.1" if policy in front else palette[policy],
@@ -290,7 +255,7 @@ def pareto_figure(
         latencies = [latency[0] for latency, _ in points.values() if latency[0] > 0]
         if latencies and max(latencies) / min(latencies) > _WIDE / 2:
             axis.set_yscale("log")
-            plain_log(axis.yaxis, latencies)
+            style.plain_log(axis.yaxis, latencies)
         figure.suptitle(title, fontsize=13)
         axis.set_title(_legend_text(points, front, failing), fontsize=10, loc="left")
         if points:
@@ -305,8 +270,3 @@ def _legend_text(points: Mapping[str, Any], front: Sequence[str], failing: Seque
     lines += ["hollow: failed requests"] if any(policy in points for policy in failing) else []
     lines += [f"the {BOUND} is a bound and not part of the front"] if BOUND in points else []
     return "\n".join(filter(None, ("; ".join(lines[:2]), "; ".join(lines[2:]))))
-
-
-def _ends(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[list[float]] | None:
-    value, low, high = (float(each) for each in values)
-    return [[value - low], [high - value]] if math.isfinite(low) and math.isfinite(high) else None

@@ -12,6 +12,8 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kvsim.reports import style
+
 if TYPE_CHECKING:
     from kvsim.advice.why.contrast import Contrast
     from kvsim.advice.why.diagnosis import Diagnosis
@@ -44,8 +46,7 @@ _LABELS = {
 def why_figure(diagnosis: Diagnosis) -> Figure:
     """Draw mean latency by arrival as a stack of causes and, below, the extra time of late and of slow requests."""
     causes = [c for c in _LABELS if diagnosis.requests[f"{c}_s"].abs().max() > 0]
-    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
-        figure = Figure(figsize=(12, 8.5), layout="constrained")
+    with style.figure(12, 8.5) as figure:
         grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
         _stack(figure.add_subplot(grid[0, :]), diagnosis, causes)
         left = figure.add_subplot(grid[1, 0])

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from kvsim.cli.tables.accuracy import eviction_object, ratio_interval
 from kvsim.errors import UserError
+from kvsim.reports.accuracy_report import eviction_object, ratio_interval
 from real_engine import load_model
 from real_engine.eviction_cost import EvictionSetting, eviction_cost
 from tests.gguf_files import SMOLLM2_MISSING, Small

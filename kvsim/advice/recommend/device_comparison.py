@@ -257,7 +257,7 @@ class DeviceComparison(Question):
 
     def plot(self) -> Figure:
         """Draw the largest load of each device and, where prices were given, what a million output tokens cost."""
-        from kvsim.reports.device_comparison_plot import device_comparison_figure
+        from kvsim.reports.recommendation_plots import device_comparison_figure
 
         return device_comparison_figure(self.to_dict())
 

@@ -284,7 +284,7 @@ class Recommendation(Question):
 
     def plot(self) -> Figure:
         """Draw the finalists' distance from the bounds, and their largest loads."""
-        from kvsim.reports.recommendation_plot import recommendation_figure
+        from kvsim.reports.recommendation_plots import recommendation_figure
 
         return recommendation_figure(self.to_dict())
 

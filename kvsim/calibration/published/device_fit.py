@@ -60,7 +60,7 @@ class DeviceFit:
 
     def plot(self) -> Figure:
         """Draw predicted against tabled seconds, by regime."""
-        from kvsim.reports.device_plots import device_figure
+        from kvsim.reports.profile_plots import device_figure
 
         return device_figure(self.profile, self.held_out)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, print_json
+from kvsim.cli.console import answer
 from kvsim.cli.options import Json, NumpyThreads, Plugins, Policies, WeightType, load_plugins, storage_type
 from kvsim.cli.progress import RunProgress
 from kvsim.errors import UserError
@@ -128,21 +128,13 @@ def _narrow_types(model: str, names_k: list[str], names_v: list[str], options: d
     types_v = [storage_type("--cache-type-v", name) for name in names_v]
     with RunProgress(f"reading with {model}", 100) as progress:
         found = measure(model, types_k, types_v, **options, progress=progress.share)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        from kvsim.cli.tables.accuracy import show_accuracy
-
-        show_accuracy(console(), found)
+    answer(found, as_json)
 
 
 def _eviction(settings: list[EvictionSetting], model: str, options: dict[str, Any], as_json: bool) -> None:
-    from kvsim.cli.tables.accuracy import eviction_object, show_eviction
+    from kvsim.reports.accuracy_report import eviction_object
     from real_engine.eviction_cost import eviction_cost
 
     with RunProgress(f"reading with {model}", 100) as progress:
         found = eviction_cost(settings, model, **options, progress=progress.share)
-    if as_json:
-        print_json(eviction_object(found))
-    else:
-        show_eviction(console(), found)
+    answer(found, as_json, of=eviction_object)

@@ -91,7 +91,6 @@ def calibrate(
     given = {"--flags": flags is not None, "--key-env": key_env is not None, "--allow-remote": allow_remote}
     refuse_options(given, "only with --url, for a server that runs")
     from kvsim.calibration.run import calibrate as measure
-    from kvsim.cli.tables.calibration import show_calibration
     from kvsim.costs.profile import USUAL_MODEL, is_llamacpp
 
     llama = is_llamacpp(engine)
@@ -117,7 +116,7 @@ def calibrate(
 
     use = f"kvsim {'validate SCENARIO --engine llamacpp' if llama else 'compare'} --profile {target}"
     wanted = partial(_measures, engine, chosen, types, threads)
-    Measuring(files, chosen, measured, wanted, show_calibration, use).run(bound, force=force, as_json=as_json)
+    Measuring(files, chosen, measured, wanted, use).run(bound, force=force, as_json=as_json)
 
 
 def _measures(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvsim.cli.console import console, point_to_questions, print_json, warn
+from kvsim.cli.console import answer, point_to_questions, warn
 from kvsim.cli.options import (
     DeviceName,
     DeviceWeights,
@@ -88,14 +88,8 @@ def compare(
             group=chosen,
         )
     warn(comparison.warnings)
-    if as_json:
-        print_json(comparison.to_dict())
-    else:
-        from kvsim.cli.tables.comparison import show_comparison
-        from kvsim.cli.tables.verdict import show_verdict
-
-        show_comparison(console(), comparison)
-        show_verdict(console(), comparison.verdict)
+    answer(comparison, as_json)
+    if not as_json:
         written = comparison.save(out / loaded.name, plots=plots)
         named = ("comparison.csv", "comparison.png", "cells.png")
         first = [path.name for path in written if path.name in named]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, print_json
+from kvsim.cli.console import print_json, print_report
 from kvsim.cli.options import Json
 from kvsim.errors import UserError, no_such
 
@@ -43,9 +43,9 @@ def conform(
     if as_json:
         print_json({"engine": engine, "agree": agreed, "files": [a.to_dict() for a in found]})
     else:
-        from kvsim.cli.tables.conformance import show_agreements
+        from kvsim.reports.conformance_report import conformance_report
 
-        show_agreements(console(), found)
+        print_report(conformance_report(found))
     if refused:  # What the others say is not lost.
         raise UserError("\n".join(refused))
     if not agreed:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, print_json, print_saved
+from kvsim.cli.console import answer, print_saved
 from kvsim.cli.options import Json, KeyType, Out, ValueType, storage_type
 from kvsim.cli.progress import RunProgress
 from kvsim.results import writable
@@ -61,10 +61,6 @@ def memory(
             ready=None if as_json else partial(writable, target),
             progress=progress.share,
         )
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        from kvsim.cli.tables.memory import show_memory
-
-        show_memory(console(), report)
+    answer(report, as_json)
+    if not as_json:
         print_saved(report.save(target), target)

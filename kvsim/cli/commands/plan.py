@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, print_json
+from kvsim.cli.console import answer, print_json, print_report
 from kvsim.cli.options import Json
 from kvsim.errors import UserError
 from kvsim.model.engine_versions import PRESENT
@@ -76,7 +76,6 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show how much memory a model takes under llama.cpp and vLLM, part by part, and what fits."""
-    from kvsim.cli.tables.plan import show_plan
     from kvsim.costs.memory_plan import plan as make_plan
 
     if list_models:
@@ -105,18 +104,15 @@ def plan(
         memory=memory,
         device=device,
     )
-    if as_json:
-        print_json(made.to_dict())
-    else:
-        show_plan(console(), made)
+    answer(made, as_json)
 
 
 def _list_models(as_json: bool) -> None:
-    from kvsim.cli.tables.plan import show_models
     from kvsim.model.memory_shapes import memory_shape, model_names
+    from kvsim.reports.memory_report import models_report
 
     shapes = {name: memory_shape(name) for name in model_names()}
     if as_json:
         print_json({name: {"parameters": s.n_parameters, "source": s.source} for name, s in shapes.items()})
     else:
-        show_models(console(), shapes)
+        print_report(models_report(shapes))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, print_json
+from kvsim.cli.console import print_json, print_report
 from kvsim.cli.options import Json, Plugins, load_plugins
 from kvsim.errors import UserError, no_such
 
@@ -30,8 +30,8 @@ def policies(
     as_json: Json = False,
 ) -> None:
     """List the installed policies and the schedulers with their versions, or explain one."""
-    from kvsim.cli.tables.policies import show_policies, show_preset, show_scheduler
     from kvsim.model.engine_versions import SCHEDULERS
+    from kvsim.reports.policies_report import policies_report, preset_report, scheduler_report
     from policies import available, current_name, why_left_out
 
     load_plugins(plugin)
@@ -41,13 +41,13 @@ def policies(
         if as_json:
             print_json(lines)
         else:
-            show_policies(console(), known.values())
+            print_report(policies_report(known.values()))
         return
     if name in SCHEDULERS and name not in known:
         if as_json:
             print_json({"name": name, "summary": SCHEDULERS[name]})
         else:
-            show_scheduler(console(), name)
+            print_report(scheduler_report(name))
         return
     name = current_name(name)
     if name not in known:
@@ -56,4 +56,4 @@ def policies(
     if as_json:
         print_json({field: getattr(preset, field) for field in _SHOWN})
     else:
-        show_preset(console(), preset)
+        print_report(preset_report(preset))

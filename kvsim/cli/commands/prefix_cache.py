@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, print_json, warn
+from kvsim.cli.console import answer, warn
 from kvsim.cli.options import (
     Columns,
     ContinueClock,
@@ -72,15 +72,10 @@ def prefix_cache(
     chosen = [_eviction(name) for name in eviction] if eviction else None
     with RunProgress(loaded.name, 100) as progress:
         study = study_prefixes(loaded, chosen, sizes, block_size=block_size, progress=progress.share)
-    if as_json:
-        print_json(study.to_dict())
-    else:
-        from kvsim.cli.tables.prefix_cache import show_prefixes
-
-        show_prefixes(console(), study)
-        if study.reuse is not None:
-            written = study.save(out / loaded.name)
-            typer.echo(f"\nSaved {' and '.join(path.name for path in written)} in {written[0].parent}/")
+    answer(study, as_json)
+    if not as_json and study.reuse is not None:
+        written = study.save(out / loaded.name)
+        typer.echo(f"\nSaved {' and '.join(path.name for path in written)} in {written[0].parent}/")
     warn(study.notes)
 
 

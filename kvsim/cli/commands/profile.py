@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, print_json, warn
+from kvsim.cli.console import answer, print_json, print_report, warn
 from kvsim.cli.options import DeviceName, Json, ModelName
 from kvsim.errors import UserError
 
@@ -29,13 +29,13 @@ TensorParallel = Annotated[int, typer.Option("--tp", help="Devices that share th
 @app.command("list")
 def list_profiles(as_json: Json = False) -> None:
     """List the profiles that ship with kvsim, and those of your own."""
-    from kvsim.cli.tables.profiles import known_profiles, show_profiles
+    from kvsim.reports.profile_report import known_profiles, profiles_report
 
     found = known_profiles()
     if as_json:
         print_json({each.pop("name"): each for each in found})
     else:
-        show_profiles(console(), found)
+        print_report(profiles_report(found))
 
 
 @app.command()
@@ -44,13 +44,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show whose times a profile has, where they come from, how well it fits and how far it reaches."""
-    from kvsim.cli.tables.profiles import load_named, show_profile
+    from kvsim.reports.profile_report import load_named
 
-    profile = load_named(name)
-    if as_json:
-        print_json(profile.model_dump(mode="json"))
-    else:
-        show_profile(console(), profile)
+    answer(load_named(name), as_json, of=lambda profile: profile.model_dump(mode="json"))
 
 
 @app.command("import")
@@ -136,15 +132,13 @@ def _check(out: Path | None) -> None:
 
 
 def _save_and_show(fit: DeviceFit, out: Path | None, as_json: bool) -> None:
-    from kvsim.cli.tables.profiles import show_fit
     from kvsim.costs.device_profiles import own_profiles
 
     path = out or own_profiles() / f"{fit.profile.name}.json"
     written = fit.save(path)
-    if as_json:
-        print_json({"files": [str(each) for each in written], "profile": fit.profile.model_dump(mode="json")})
-    else:
-        show_fit(console(), fit)
-        typer.echo(f"\nSaved {', '.join(str(each) for each in written)}")
+    files = [str(each) for each in written]
+    answer(fit, as_json, of=lambda fit: {"files": files, "profile": fit.profile.model_dump(mode="json")})
+    if not as_json:
+        typer.echo(f"\nSaved {', '.join(files)}")
     assert fit.profile.source is not None
     warn(note for note in fit.profile.source.notes if "above the aim" in note)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, print_json, print_saved, warn
+from kvsim.cli.console import answer, print_json, print_saved, warn
 from kvsim.cli.options import (
     Columns,
     ContinueClock,
@@ -181,7 +181,6 @@ def _server(command: str | None, url: str | None) -> ServerCommand | None:
 def _verify(found: Answer, server: ServerCommand, requests: int, as_json: bool) -> None:
     """Start the server, send it the traffic and print what it did; exit code 1 if the service level was not met."""
     from kvsim.advice.recommend.recommendation import Recommendation
-    from kvsim.cli.tables.verification import show_verification
     from kvsim.engines.live.traffic import SendingStopped
     from kvsim.engines.live.verification import verify
 
@@ -199,7 +198,7 @@ def _verify(found: Answer, server: ServerCommand, requests: int, as_json: bool) 
         if as_json:
             print_json({**found.to_dict(), "verification": None if done is None else done.to_dict()})
     if not as_json:
-        show_verification(console(), done)
+        answer(done, as_json)
     if not done.met:
         raise typer.Exit(1)
 
@@ -207,20 +206,8 @@ def _verify(found: Answer, server: ServerCommand, requests: int, as_json: bool) 
 def _show_and_save(found: Answer, out: Path | None, as_json: bool, *, quiet: bool, plots: bool) -> None:
     """Print the answer and save it; ``quiet``: print no more than the object, if that."""
     target = out or Path("results") / f"recommend-{found.scenario.name}"
-    if as_json:
-        print_json(found.to_dict())
-    elif not quiet:
-        from kvsim.advice.recommend.device_comparison import DeviceComparison
-        from kvsim.advice.recommend.memory_answer import MemoryAnswer
-        from kvsim.cli.tables.device_comparison import show_device_comparison
-        from kvsim.cli.tables.recommendation import show_memory_answer, show_recommendation
-
-        if isinstance(found, MemoryAnswer):
-            show_memory_answer(console(), found)
-        elif isinstance(found, DeviceComparison):
-            show_device_comparison(console(), found, target)
-        else:
-            show_recommendation(console(), found, target)
+    if as_json or not quiet:
+        answer(found, as_json, target)
     if out is not None or not quiet:
         written = found.save(target, plots=plots)
         if not quiet:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvsim.cli.console import console, point_to_questions, print_json, warn
+from kvsim.cli.console import answer, point_to_questions, warn
 from kvsim.cli.options import (
     DeviceName,
     DeviceWeights,
@@ -65,14 +65,9 @@ def run(
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
         result = run_scenario(loaded, policy, progress=progress, detail=detail.value)
     warn(result.warnings)
-    if as_json:
-        print_json(result.summary)
-    else:
-        from kvsim.cli.tables.run import show_run
-
-        show_run(console(), result)
-        if words := _questions_about(result.summary):
-            point_to_questions(words)
+    answer(result, as_json, of=lambda result: result.summary)
+    if not as_json and (words := _questions_about(result.summary)):
+        point_to_questions(words)
 
 
 def _questions_about(summary: dict[str, Any]) -> str:

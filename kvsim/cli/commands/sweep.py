@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, fail, print_json, print_saved, warn
+from kvsim.cli.console import answer, fail, print_saved, warn
 from kvsim.cli.options import DeviceName, Json, MaxFailedOrOwn, ModelName, Plots, Plugins, Requests, Seed, load_plugins
 from kvsim.cli.progress import SweepBar
 
@@ -76,12 +76,8 @@ def sweep(
         raise typer.Exit(fail(f"stopped; {finished}; the same command goes on from there", 130)) from None
     written = result.save(plots=plots)
     warn((*result.warnings, *_failures(result)))
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        from kvsim.cli.tables.sweep import show_sweep
-
-        show_sweep(console(), result)
+    answer(result, as_json)
+    if not as_json:
         print_saved((result.store, *written), written[0].parent)
 
 

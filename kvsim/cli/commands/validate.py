@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, fail, print_json, print_saved, warn
+from kvsim.cli.console import answer, fail, print_saved, warn
 from kvsim.cli.options import (
     AllowRemote,
     EngineName,
@@ -210,12 +210,8 @@ def _against_recorded(files: list[str], profile: str | None, bound: float | None
 
     with RunProgress("recorded servers", 1) as progress:
         done = validate_recorded(files, profile, announce=progress.begin, progress=progress)
-    if as_json:
-        print_json(done.to_dict())
-    else:
-        from kvsim.cli.tables.recorded import show_recorded
-
-        show_recorded(console(), done)
+    answer(done, as_json)
+    if not as_json:
         print_saved(done.save(out), out)
     warn([*done.left_out, *(line for run in done.runs for line in run.warnings)])
     _end_by(bound, done.worst)
@@ -258,12 +254,9 @@ def _against_servers(name: str, seed: int | None, requests: int, servers: list[S
     except KeyboardInterrupt:
         kept = f"; what was gathered is in {folder}, and the same command with --resume goes on"
         raise typer.Exit(fail(f"stopped{kept if any(folder.glob('*.part')) else ''}", _INTERRUPTED)) from None
-    if run.as_json:
-        print_json({"recordings": [each.to_dict() for each in done.recordings], **done.compared.to_dict()})
-    else:
-        from kvsim.cli.tables.recorded import show_recorded
-
-        show_recorded(console(), done.compared)
+    recordings = [each.to_dict() for each in done.recordings]
+    answer(done.compared, run.as_json, of=lambda compared: {"recordings": recordings, **compared.to_dict()})
+    if not run.as_json:
         print_saved(done.compared.save(folder), folder)
     warn(done.warnings)
     _end_by(run.bound, done.compared.worst)
@@ -299,12 +292,7 @@ def _on_engine(run: _EngineRun, bound: float | None, as_json: bool) -> None:
             progress=progress,
             announce=lambda name: progress.begin(f"running {name}", total),
         )
-    if as_json:
-        print_json(validation.to_dict())
-    else:
-        from kvsim.cli.tables.validation import show_validation
-
-        show_validation(console(), validation)
+    answer(validation, as_json)
     warn(validation.warnings)
     if validation.busy:
         warn(["the machine was busy during a real run; these figures cannot be trusted"])

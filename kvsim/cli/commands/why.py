@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, point_to_questions, print_json
+from kvsim.cli.console import answer, point_to_questions
 from kvsim.cli.options import DeviceName, Json, ModelName, Out, Plots, Plugins, Policy, load_plugins
 from kvsim.cli.progress import RunProgress
 from kvsim.results import writable
@@ -40,13 +40,10 @@ def why(
     load_plugins(plugin)
     with RunProgress(source) as progress:
         found = diagnose(source, policy, model=model, device=device, progress=progress)
+    target = out / found.scenario if as_json else writable(out / found.scenario)
+    answer(found, as_json)
     if as_json:
-        print_json(found.to_dict())
         return
-    from kvsim.cli.tables.diagnosis import show_diagnosis
-
-    target = writable(out / found.scenario)
-    show_diagnosis(console(), found)
     written = found.save(target, plots=plots)
     typer.echo(f"\nSaved {' and '.join(path.name for path in written)} in {target}/")
     point_to_questions("slow")

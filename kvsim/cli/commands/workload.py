@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, print_json, print_saved, warn
+from kvsim.cli.console import answer, print_json, print_report, print_saved, warn
 from kvsim.cli.options import (
     Columns,
     ContinueClock,
@@ -68,9 +68,9 @@ def describe(
     if as_json:
         print_json({"name": name, **statistics_dict(found), "notes": list(stream.notes)})
     else:
-        from kvsim.cli.tables.workload import show_statistics
+        from kvsim.reports.workload_report import statistics_report
 
-        show_statistics(console(), name, found)
+        print_report(statistics_report(name, found))
     warn(stream.notes)
 
 
@@ -96,12 +96,8 @@ def fit(
         writable(target)
     with RunProgress(f"fitting {name}", 100) as progress:
         fitted = fit_generator(stream, name, block_size=block_size, seed=seed, report=progress.share)
-    if as_json:
-        print_json(fitted.to_dict())
-    else:
-        from kvsim.cli.tables.workload import show_fit
-
-        show_fit(console(), fitted)
+    answer(fitted, as_json)
+    if not as_json:
         print_saved(fitted.save(target), target)
     warn(stream.notes)
 

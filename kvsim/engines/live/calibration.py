@@ -65,7 +65,7 @@ class ServerCalibration(Outcome):
 
     def plot(self) -> Figure:
         """Predicted against measured seconds of the held-out steps, by regime."""
-        from kvsim.reports.device_plots import device_figure
+        from kvsim.reports.profile_plots import device_figure
 
         return device_figure(self.profile, self.held_out)
 

@@ -12,11 +12,12 @@ from rich.console import Console
 
 import kvsim
 from kvsim import UserError, sweep
-from kvsim.cli.tables.sweep import show_sweep
+from kvsim.cli.console import draw_report
 from kvsim.experiments.measures import measure_interval
 from kvsim.experiments.store import Store
-from kvsim.reports.comparison_page import latency_ranges
+from kvsim.reports.comparison_plots import latency_ranges
 from kvsim.reports.sweep_plots import pareto_figure
+from kvsim.reports.sweep_report import sweep_report
 from tests.kvsim.experiments.small_sweeps import base
 from tests.worlds import command
 
@@ -104,7 +105,7 @@ def test_measures_that_are_asked_for_are_printed_and_drawn(tmp_path, show):
     titles = [part.get_suptitle() for part in result.plot().subfigs]
     assert titles[:3] == ["ttft_p99, seconds", "tpot_p99, seconds", "goodput_requests_per_s"]
     written = io.StringIO()
-    show_sweep(Console(file=written, width=140), result)
+    draw_report(Console(file=written, width=140), sweep_report(result))
     for head in ("ttft p99", "tpot p99", "goodput,"):
         assert head in written.getvalue()
     assert "throughput" not in written.getvalue()

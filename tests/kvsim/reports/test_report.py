@@ -1,26 +1,21 @@
 """Reports: one self-contained, escaped file that sorts, plays and fits a phone in a real browser."""
 
+import io
 import json
 import re
 import shutil
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import kvsim
 from kvsim.advice.recommend.search import SearchBudget
-from kvsim.reports.comparison_page import latency_ranges
-from kvsim.reports.page import (
-    Cell,
-    Page,
-    Section,
-    SnapshotStrip,
-    Table,
-    interval,
-    number,
-    share,
-    words,
-)
+from kvsim.cli.console import draw_report
+from kvsim.reports.comparison_plots import latency_ranges
+from kvsim.reports.formats import both_ends, half_width, interval_of, number, share, size
+from kvsim.reports.page import html as html_of
+from kvsim.reports.report import Cell, Column, Report, Section, SnapshotStrip, Table, report_of
 from kvsim.simulation.snapshots import FILE, Frame, Snapshots, load_snapshots
 from policies.presets import PRESETS
 from tests.worlds import command
@@ -92,29 +87,88 @@ def test_a_report_states_the_question_and_how_to_reproduce_it(page, results):
 def test_text_of_users_is_escaped():
     evil = "</script><img src=x onerror=alert(1)>"
     snapshots = Snapshots(evil, np.zeros(1), np.zeros((1, 4), dtype=np.uint8), 1)
-    table = Table(evil, [evil], [[words(evil)]], evil)
-    html = Page(
-        evil, [evil], [evil], [Section(evil, [evil], [table], (), [SnapshotStrip(snapshots)], [(evil, evil)])], evil
-    ).html()
+    table = Table(evil, [Column(evil, 0, str, evil)], [(evil,)], evil)
+    section = Section(evil, [evil], [table], [evil], (), [SnapshotStrip(snapshots)], [(evil, evil)])
+    html = html_of(Report(evil, [evil], [evil], [evil], [section], [evil], evil))
     assert "<img src=x" not in html
     assert html.count("</script>") == 2
     assert "&lt;img src=x" in html
 
 
-def test_cells_of_tables_are_sorted_by_value():
-    assert number(1234.5).text == "1,234"
-    assert number(0.123456).text == "0.123"
-    assert number(None).value is None
-    assert number(float("nan")).text == "–"
-    assert (share(0.5).text, share(0.5).value) == ("50.0%", 0.5)
-    assert words("Paged").value == "paged"
+@pytest.mark.parametrize(
+    ("value", "show", "cell"),
+    [
+        (1234.5, number, Cell("1,234", 1234.5)),
+        (0.123456, number, Cell("0.123", 0.123456)),
+        (0.5, share, Cell("50.0%", 0.5)),
+        (None, number, Cell("–")),
+        (float("nan"), number, Cell("–")),
+        ("Paged", str, Cell("Paged", "paged")),
+        (True, str, Cell("True", "true")),
+        (
+            interval_of({"value": 0.00525, "low": 0.004, "high": 0.0065}),
+            both_ends(1e3),
+            Cell("5.2 (4.0 to 6.5)", 0.00525),
+        ),
+        (interval_of({"x": 5.25, "x_low": 5.0, "x_high": 5.5}, "x"), half_width(), Cell("5.25 ±0.25", 5.25)),
+        (interval_of({"value": 5.25, "low": None, "high": 6.5}), half_width(), Cell("5.25", 5.25)),
+        (interval_of({"value": None}), half_width(), Cell("–")),
+    ],
+)
+def test_a_cell_has_what_is_shown_and_the_value_to_sort_by(value, show, cell):
+    assert Column("", 0, show).cell((value,)) == cell
 
 
-def test_an_interval_is_in_the_cell_of_its_estimate():
-    assert interval(0.00525, 0.004, 0.0065, 1e3) == Cell("5.2 (4.0 to 6.5)", 0.00525)
-    assert interval(0.25, 0.2, 0.3, 100.0, "%") == Cell("25.0% (20.0 to 30.0)", 0.25)
-    assert interval(5.25, None, 6.5) == number(5.25)
-    assert interval(None, None, None) == number(None)
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [(0, "0 B"), (1_500, "1.5 kB"), (77_300_000, "77.3 MB"), (1.41e9, "1.41 GB"), (3.321e12, "3.32 TB")],
+)
+def test_sizes_are_in_the_unit_that_fits(value, printed):
+    assert size(value) == printed
+
+
+def printed_at(width, *tables):
+    on = Console(file=io.StringIO(), width=width)
+    draw_report(on, Report(sections=[Section(tables=tables)]))
+    return on.file.getvalue().splitlines()
+
+
+def test_tables_of_the_same_rows_stand_side_by_side_and_are_cut_to_the_console():
+    rows = [{"who": "a", "one": 1, "two": 2.5}, {"who": "b", "one": 10, "two": None}]
+    who, one, two = Column("who", "who"), Column("one thing", "one"), Column("two", "two", number)
+    tables = [Table("x", [who, one], rows), Table("y", [who, two], rows, "a note")]
+    assert printed_at(80, *tables) == [
+        "who  one thing  two",
+        "a            1  2.5",
+        "b           10    –",
+        "a note",
+        "",
+    ]
+    cut = printed_at(10, *tables)
+    assert [line.split() for line in cut] == [
+        ["one"], ["who", "thing"], ["a", "1"], ["b", "10"], ["who", "two"], ["a", "2.5"], ["b", "–"], ["a", "note"], [],
+    ]  # fmt: skip
+
+
+def test_what_names_several_rows_is_said_once_and_long_tables_are_cut():
+    columns = [Column("point", 0), Column("policy", 1), Column("value", 2)]
+    rows = [(1, "paged", 5), (1, "ring", 6), (2, "paged", 5)]
+    lines = printed_at(80, Table("", columns, rows, keys=2, at_most=2, all_in="all.csv"))
+    assert [line.split() for line in lines] == [
+        ["point", "policy", "value"],
+        ["1", "paged", "5"],
+        ["ring", "6"],
+        ["and", "1", "more", "rows,", "see", "all.csv"],
+        [],
+    ]
+
+
+def test_a_notebook_shows_the_report_of_a_result():
+    found = kvsim.compare(kvsim.load("chat", workload__requests=5), ["paged"], snapshots=False)
+    html = report_of(found)._repr_html_()
+    assert "KV-cache policies on chat" in html
+    assert "TTFT P95" in html
+    assert "<script" not in html
 
 
 def covered(figure):

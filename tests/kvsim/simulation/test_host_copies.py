@@ -8,12 +8,11 @@ import pytest
 from rich.console import Console
 
 import kvsim
-from kvsim.cli.tables.comparison import show_comparison
-from kvsim.cli.tables.run import show_run
+from kvsim.cli.console import draw_report
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.profile import Coefficient, HostCopyCost, load_profile
-from kvsim.reports.comparison_page import _cache_tables
-from kvsim.reports.page import SnapshotStrip
+from kvsim.reports.comparison_report import _caches
+from kvsim.reports.report import SnapshotStrip, report_of
 from kvsim.simulation.run import run
 from kvsim.simulation.snapshots import Snapshots, load_snapshots, save_snapshots
 from kvsim.simulation.time_breakdown import SECONDS
@@ -24,10 +23,10 @@ from tests.worlds import command
 POLICIES = ("contiguous", "streams", "llama.cpp-b4666", "sliding-window")
 
 
-def printed(show, what):
+def printed(what):
     """What is printed of a result."""
     text = io.StringIO()
-    show(Console(file=text, width=240), what)
+    draw_report(Console(file=text, width=240), report_of(what))
     return " ".join(text.getvalue().split())
 
 
@@ -113,24 +112,24 @@ def test_a_price_comes_from_calibration_else_from_copies_inside_the_cache_else_f
 
 
 def test_a_run_says_what_the_host_cache_did():
-    told = printed(show_run, run(chats()))
+    told = printed(run(chats()))
     found = run(chats()).summary["host"]
     assert f"host cache: {found['saves']} saves (" in told
     assert f", {found['loads']} loads (" in told
     assert "of copying; at most" in told
     assert "held of 8,192 MiB" in told
     assert "ahead of use" not in told
-    assert "held without a limit" in printed(show_run, run(chats(server__cache_ram=-1)))
-    assert "host cache" not in printed(show_run, run(chats(server__cache_ram=0)))
+    assert "held without a limit" in printed(run(chats(server__cache_ram=-1)))
+    assert "host cache" not in printed(run(chats(server__cache_ram=0)))
 
 
 def test_a_comparison_has_columns_only_where_a_policy_copies():
     both = kvsim.compare(chats(), ["contiguous", "paged"], snapshots=False)
     saves, loads = (both.results[0].summary["host"][key] for key in ("saves", "loads"))
-    told = printed(show_comparison, both)
+    told = printed(both)
     assert "host host bytes" in told
     assert f" {saves} {loads} " in told
-    assert "host host" not in printed(show_comparison, kvsim.compare(chats(), ["paged"], snapshots=False))
+    assert "host host" not in printed(kvsim.compare(chats(), ["paged"], snapshots=False))
 
 
 def test_films_say_what_the_host_cache_holds(tmp_path):
@@ -152,12 +151,13 @@ def test_films_say_what_the_host_cache_holds(tmp_path):
 def test_a_report_has_columns_only_where_a_policy_copies():
     """And its films say at each moment what is held."""
     copying, paged = (run(chats(), name, snapshots=True) for name in ("contiguous", "paged"))
-    _, done = _cache_tables([copying.summary, paged.summary])
-    saves = done.heads.index("host saves")
-    assert [row[saves].value for row in done.rows] == [copying.summary["host"]["saves"], 0]
-    assert "MB to the host" in done.heads
-    _, done = _cache_tables([paged.summary])
-    assert not any("host" in head for head in done.heads)
+    _, done = _caches([copying.summary, paged.summary])
+    heads = [column.heading for column in done.columns]
+    saves = heads.index("host saves")
+    assert [row[saves].value for row in done.cells] == [copying.summary["host"]["saves"], 0]
+    assert "bytes to the host" in heads
+    _, done = _caches([paged.summary])
+    assert not any("host" in column.heading for column in done.columns)
     said = [SnapshotStrip(Snapshots.of(r.policy, r.frames)).data["said"] for r in (copying, paged)]
     assert said[0][0] == "host cache: 0 prompts, 0.0 MB"
     assert any(words.startswith("host cache: 2 prompts, ") for words in said[0])

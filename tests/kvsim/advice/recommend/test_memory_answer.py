@@ -65,7 +65,7 @@ def test_the_command_says_first_that_there_are_no_times(tmp_path, monkeypatch):
     assert not [word for word in TIMES if word in printed.stdout]
     assert command("report", "results/recommend-chat").returncode == 0
     page = (tmp_path / "results/recommend-chat/report.html").read_text()
-    assert "no times for llama-3.1-8b" in page
+    assert "No times for llama-3.1-8b" in page
     found = json.loads(command(*asked, "--json").stdout)
     assert found["met"] is None
     assert found == json.loads((tmp_path / "results/recommend-chat/recommendation.json").read_text())

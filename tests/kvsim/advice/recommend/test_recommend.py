@@ -497,9 +497,9 @@ def test_the_command_prints_and_saves(tmp_path, monkeypatch):
         *("basis", "interrupted", "met", "conclusion", "compared", "lead", "rule", "best", "searched", "limits"),
     ]
     shown = command("recommend", *asked)
-    first, second, *_ = shown.stdout.splitlines()
+    first, *others = shown.stdout.splitlines()
     assert first.startswith("Times are those of profile default: model tiny")
-    assert second == found["conclusion"]
+    assert found["conclusion"] in others
     assert "ruled out:" in shown.stdout
     for f in found["best"]:
         assert f["typed"] in shown.stdout

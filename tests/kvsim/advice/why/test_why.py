@@ -17,9 +17,11 @@ import kvsim
 from kvsim.advice.why.contrast import CAUSES, blame, contrast_of, difference_interval
 from kvsim.advice.why.diagnosis import FEWEST_REQUESTS, diagnose, why
 from kvsim.advice.why.remedies import FAILURES, REMEDIES
-from kvsim.cli.tables.diagnosis import _causes
+from kvsim.cli.console import draw_report
 from kvsim.costs.profile import load_profile
 from kvsim.errors import Livelock
+from kvsim.reports.diagnosis_report import contrast_table
+from kvsim.reports.report import Report, Section
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.job import FailureKind
 from kvsim.simulation.recorder import DETAILS
@@ -227,7 +229,7 @@ def test_shares_of_a_difference_never_exceed_the_whole():
     expected = "14.1 ms more go to attention over useful cells; other causes give back 4.1 ms."
     assert blame(contrast) == expected
     written = io.StringIO()
-    Console(file=written, width=140).print(_causes(contrast))
+    draw_report(Console(file=written, width=140), Report(sections=[Section(tables=[contrast_table(contrast)])]))
     assert "141" not in written.getvalue()
     assert "-41" not in written.getvalue()
 

@@ -1,8 +1,8 @@
-"""Figures of comparisons, cells over time, prefix caches and calibrations."""
+"""Figures of comparisons, of cells over time, and of prefix caches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -14,15 +14,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from kvsim.reports import style
+from kvsim.reports.formats import LATENCIES
 from kvsim.simulation.result import Result
 
 if TYPE_CHECKING:
-    from kvsim.calibration.run import Calibration
     from kvsim.experiments.comparison import Comparison
     from kvsim.experiments.prefix_cache import PrefixStudy
 
-
-Colour = tuple[float, float, float]
 
 _LINES = 8
 """Maximum number of policies whose lines can be distinguished in one panel."""
@@ -35,8 +34,8 @@ def comparison_figure(comparison: Comparison) -> Figure:
     """
     results = comparison.results
     few = len(results) <= _LINES
-    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook" if few else "paper")}):
-        figure = Figure(figsize=(12, 8) if few else (13, 1.5 + 0.5 * len(results)), layout="constrained")
+    width, height = (12, 8) if few else (13, 1.5 + 0.5 * len(results))
+    with style.figure(width, height, "notebook" if few else "paper") as figure:
         (ttft, e2e), (used, holes) = figure.subplots(2, 2)
         draw_latency, draw_share = (_ecdf, _lines) if few else (_ranges, _heat)
         draw_latency(ttft, results, "ttft_s", "Time to first token")
@@ -44,8 +43,7 @@ def comparison_figure(comparison: Comparison) -> Figure:
         draw_share(used, results, "utilization", "Cells that hold a token, share of the cache")
         draw_share(holes, results, "external_fragmentation", "External fragmentation, share of free cells out of reach")
         if few:
-            handles, labels = used.get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False)
+            style.legend_below(figure, used, 4)
         scenario, n_requests = comparison.scenario, len(results[0].requests)
         title = f"{scenario.name}: {n_requests} requests, {scenario.cache.cells} cells, seed {scenario.seed}"
         figure.suptitle(title + "\n", fontsize=14)
@@ -58,7 +56,7 @@ def _ecdf(axis: Axes, results: Sequence[Result], measure: str, title: str) -> No
         [r.requests[r.requests["status"] == "completed"].assign(policy=r.policy) for r in results], ignore_index=True
     )
     if len(completed):
-        palette = dict(zip((r.policy for r in results), _colours(len(results)), strict=True))
+        palette = style.palette(r.policy for r in results)
         sns.ecdfplot(completed, x=measure, hue="policy", palette=palette, ax=axis, legend=False)
     axis.set(title=title, xlabel="seconds", ylabel="share of completed requests")
     axis.set_xlim(left=0)
@@ -79,7 +77,7 @@ def _ranges(axis: Axes, results: Sequence[Result], measure: str, title: str) -> 
 
 
 def _lines(axis: Axes, results: Sequence[Result], share: str, title: str) -> None:
-    for result, colour in zip(results, _colours(len(results)), strict=True):
+    for result, colour in zip(results, style.colours(len(results)), strict=True):
         smooth = _smooth(result.cache["time_s"], result.cache[share])
         axis.plot(smooth.index, smooth, color=colour, label=result.policy, linewidth=1.4)
     axis.set(title=title, xlabel="simulated seconds", ylabel="share", ylim=(-0.02, 1.02))
@@ -107,10 +105,6 @@ def _heat(axis: Axes, results: Sequence[Result], share: str, title: str, columns
     axis.set_yticks(range(len(results)), [result.policy for result in results])
     axis.grid(visible=False)
     axis.figure.colorbar(image, ax=axis, shrink=0.9)
-
-
-def _colours(n: int) -> list[Colour]:
-    return list(sns.color_palette("colorblind" if n <= 10 else "husl", n))
 
 
 def cell_maps_figure(results: Sequence[Result]) -> Figure:
@@ -162,11 +156,10 @@ def _picture(result: Result, rows: int = 500, columns: int = 1024) -> tuple[NDAr
 
 def prefix_figure(study: PrefixStudy) -> Figure:
     """Draw hit rate over cache size, with a line per eviction policy, the infinite cache and the working set."""
-    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
-        figure = Figure(figsize=(10, 6), layout="constrained")
+    with style.figure(10, 6) as figure:
         axis = figure.subplots()
         names = list(dict.fromkeys(study.table["eviction"]))
-        palette = dict(zip(names, _colours(len(names)), strict=True))
+        palette = style.palette(names)
         sns.lineplot(
             study.table,
             x="blocks",
@@ -216,77 +209,6 @@ def prefix_figure(study: PrefixStudy) -> Figure:
     return figure
 
 
-_MEASURED = ["by itself", "in a running server"]
-"""How a pass was measured: alone, or within the steps of a server."""
-
-
-def calibration_figure(calibration: Calibration) -> Figure:
-    """Draw predicted against measured time of every held-out pass, and the distribution of the errors."""
-    held_out = calibration.held_out.assign(
-        error=calibration.held_out["predicted_s"] / calibration.held_out["measured_s"] - 1,
-        measured=np.where(calibration.held_out["mixed"], _MEASURED[1], _MEASURED[0]),
-        ms=1e3 * calibration.held_out["measured_s"],
-        predicted_ms=1e3 * calibration.held_out["predicted_s"],
-    )
-    profile = calibration.profile
-    palette = dict(zip(sorted(profile.kernels), _colours(len(profile.kernels)), strict=True))
-    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
-        figure = Figure(figsize=(13, 6), layout="constrained")
-        against, errors = figure.subplots(1, 2, width_ratios=(3, 2))
-        _predicted_against_measured(against, held_out, palette)
-        _relative_errors(errors, held_out, sorted(profile.kernels))
-        figure.suptitle(
-            f"{profile.model}, K in {profile.type_k}, V in {profile.type_v}: median error "
-            f"{profile.held_out_error_median:.1%}, P95 {profile.held_out_error_p95:.1%} "
-            f"over {profile.held_out_samples:,} passes"
-        )
-    return figure
-
-
-def _predicted_against_measured(axis: Axes, held_out: pd.DataFrame, palette: Mapping[Any, Colour]) -> None:
-    times = held_out[["ms", "predicted_ms"]].to_numpy()
-    ends = np.array([times.min() * 0.9, times.max() * 1.1])
-    axis.plot(ends, ends, color="0.4", linewidth=1)
-    axis.fill_between(ends, 0.9 * ends, 1.1 * ends, color="0.5", alpha=0.15, linewidth=0, label="within 10 %")
-    sns.scatterplot(
-        held_out,
-        x="ms",
-        y="predicted_ms",
-        hue="kernel",
-        style="measured",
-        palette=palette,
-        style_order=_MEASURED,
-        s=22,
-        alpha=0.6,
-        linewidth=0,
-        ax=axis,
-    )
-    axis.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", xlim=ends, ylim=ends)
-    axis.set_title("Forward passes that were not used in the fit")
-    for each in (axis.xaxis, axis.yaxis):
-        each.set_major_formatter(mpl.ticker.FuncFormatter(lambda ms, _: f"{ms:g}"))
-
-
-def _relative_errors(axis: Axes, held_out: pd.DataFrame, kernels: list[str]) -> None:
-    sns.boxplot(
-        held_out,
-        x="error",
-        y="kernel",
-        hue="measured",
-        hue_order=_MEASURED,
-        order=kernels,
-        whis=(5, 95),
-        showfliers=False,
-        palette=["0.75", "0.92"],
-        ax=axis,
-    )
-    axis.axvline(0, color="0.4", linewidth=1)
-    axis.set(xlabel="predicted / measured − 1", ylabel="")
-    axis.set_title("Relative error: median, quartiles, P5 to P95")
-    axis.xaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0, decimals=0))
-    axis.legend(title="", loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, frameon=False)
-
-
 def _smooth(times: pd.Series[float], values: pd.Series[float], points: int = 300) -> pd.Series[float]:
     """Time-weighted means over intervals of equal length, so that a long run stays readable."""
     end = float(times.iloc[-1])
@@ -298,3 +220,41 @@ def _smooth(times: pd.Series[float], values: pd.Series[float], points: int = 300
     mean = (values * lasted).groupby(bins).sum() / weight.where(weight > 0)
     mean.index = (mean.index + 0.5) * (end / points)
     return mean.dropna()
+
+
+def latency_ranges(runs: list[dict[str, Any]]) -> Figure:
+    """P50, P95 and P99 of each latency, with a row per policy; tall rather than wide, for small screens."""
+    rows = [
+        {"policy": run["policy"], "measure": name, "quantile": x.upper(), "ms": 1e3 * run[key][x]}
+        for run in runs
+        for key, name in LATENCIES.items()
+        for x in ("p50", "p95", "p99")
+        if run[key][x] is not None
+    ]
+    table = pd.DataFrame(rows, columns=["policy", "measure", "quantile", "ms"])
+    names = [run["policy"] for run in runs]
+    with style.figure(7.5, 3 * (0.9 + 0.27 * len(names))) as figure:
+        for axis, name in zip(figure.subplots(3), LATENCIES.values(), strict=True):
+            part = table[table["measure"] == name]
+            sns.lineplot(part, x="ms", y="policy", units="policy", estimator=None, color="0.75", sort=False, ax=axis)
+            sns.scatterplot(
+                part,
+                x="ms",
+                y="policy",
+                hue="quantile",
+                style="quantile",
+                palette="colorblind",
+                s=55,
+                zorder=3,
+                ax=axis,
+            )
+            axis.set(title=name, xlabel="milliseconds" if name == "end to end" else "", ylabel="", xscale="log")
+            style.plain_log(axis.xaxis, part["ms"])
+            axis.set_ylim(len(names) - 0.5, -0.5)
+            if axis.get_legend() is not None:
+                handles, labels = axis.get_legend_handles_labels()
+                axis.get_legend().remove()
+        # Above the axes: in them it would cover the line of a policy.
+        if len(table):
+            figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    return figure

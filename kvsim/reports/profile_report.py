@@ -1,0 +1,102 @@
+"""The reports of ``kvsim profile``: the known profiles, and what one of them says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvsim.costs.device_profiles import device_profiles
+from kvsim.costs.profile import INFERRED_ATTENTION, INFERRED_MOVES, Profile, load_profile
+from kvsim.costs.shipped import shipped_names
+from kvsim.errors import counted
+from kvsim.reports.formats import seconds, share, whole
+from kvsim.reports.report import Column, Report, Section, Table
+
+if TYPE_CHECKING:
+    from kvsim.calibration.published.device_fit import DeviceFit
+
+
+def known_profiles() -> list[dict[str, Any]]:
+    """All profiles by name: model, device or machine, engine, errors, where the file is ("" if it ships)."""
+    found = []
+    for name, source in ({name: name for name in shipped_names()} | device_profiles()).items():
+        p = load_profile(source)
+        of = {"name": name, "model": p.model, "on": _on(p), "engine": p.engine}
+        errors = {"held_out_error_median": p.held_out_error_median, "held_out_error_p95": p.held_out_error_p95}
+        found.append({**of, **errors, "file": "" if source == name else source})
+    return found
+
+
+def load_named(name: str) -> Profile:
+    """A profile of a user's own by name, a shipped one, or a file. Raises ``UserError``."""
+    return load_profile(device_profiles().get(name, name))
+
+
+def profiles_report(profiles: list[dict[str, Any]]) -> Report:
+    """A row for each profile."""
+    columns = [
+        Column("profile", lambda each: each["name"] + (" *" if each["file"] else "")),
+        *(Column(key, key) for key in ("model", "on", "engine")),
+        Column("median", "held_out_error_median", share),
+        Column("P95", "held_out_error_p95", share),
+    ]
+    own = ["* your own"] if any(each["file"] for each in profiles) else []
+    notes = ["median, P95: errors on passes held out of the fit.", *own]
+    return Report(sections=[Section(tables=[Table("Profiles", columns, profiles)], notes=notes)])
+
+
+def fit_report(fit: DeviceFit) -> Report:
+    """A profile that was just made."""
+    return profile_report(fit.profile)
+
+
+def profile_report(p: Profile) -> Report:
+    """Where a profile comes from, its errors, its range, and what passes cost by it."""
+    about = []
+    if p.source is not None:
+        where = ", ".join(filter(None, [p.source.url, f"licence {p.source.licence}"]))
+        about = [
+            f"Source: {p.source.title} {p.source.version} ({where}).",
+            *(f"- {note}" for note in p.source.notes),
+            f"- Not measured: attention of layouts that the engine lacks, priced {INFERRED_ATTENTION}.",
+            f"- Not measured: moves of cells and rotations of keys, priced {INFERRED_MOVES}.",
+        ]
+    about.append(
+        f"Range: {p.tokens.low:,} to {p.tokens.high:,} tokens in a pass; {p.cells.low:,} to {p.cells.high:,} cells for "
+        "a token."
+    )
+    errors = [
+        Column("held out", lambda item: item[0]),
+        Column("passes", lambda item: item[1].samples, whole),
+        Column("median", lambda item: item[1].error_median, share),
+        Column("P95", lambda item: item[1].error_p95, share),
+        Column("largest", lambda item: item[1].error_most, share),
+    ]
+    tables = [Table("Errors", errors, list(p.held_out.items()))] if p.held_out else []
+    prices = Table("Prices", [Column("a pass of", 0), Column("costs", 1, seconds)], _prices(p))
+    return Report(basis=[p.basis], about=about, sections=[Section("Errors and prices", tables=[*tables, prices])])
+
+
+def _prices(profile: Profile) -> list[tuple[str, float]]:
+    """What some passes cost, by the formula that every simulation uses."""
+    from kvsim.costs.pass_price import PassPrice
+    from policies import Group
+    from policies.placement.rule import PassReads
+
+    price = PassPrice(profile, next(iter(profile.kernels)), (Group(0),))
+    found = []
+    for sequences in (1, 32, 128):
+        for context in (512, 4096):
+            if context <= profile.cells.high and sequences <= profile.tokens.high:
+                work = PassReads.counted(sequences, sequences, 0, [(1, context)] * sequences)
+                found.append((f"{counted(sequences, 'decode')} at {context:,} cells", price.seconds(work)))
+    for prompt in (512, 2048, 8192):
+        if prompt <= profile.tokens.high:
+            work = PassReads.counted(prompt, 1, 0, [(prompt, prompt)])
+            found.append((f"a prompt of {prompt:,} tokens", price.seconds(work)))
+    return found
+
+
+def _on(profile: Profile) -> str:
+    if profile.machine is not None:
+        return profile.machine.processor
+    return (f"{profile.tensor_parallel} x " if profile.tensor_parallel > 1 else "") + str(profile.device)
