@@ -9,8 +9,6 @@ from policies.cells.region_search import SearchName
 from policies.content import NOTHING, Content
 from policies.paging.eviction import EVICTIONS, Eviction, FreeOrder
 from policies.plugins import (
-    PluginError,
-    PluginWarning,
     available,
     engine_of,
     fault_in_plugin,
@@ -21,6 +19,7 @@ from policies.plugins import (
 )
 from policies.policy import AdmissionRuleName, CacheConfig, Kernel, Policy, PolicyFactory
 from policies.presets import GROUPS, Preset, PresetGroup, current_name
+from policies.registry import PluginError, PluginWarning
 from policies.vocabulary import (
     NO_MOVES,
     NO_SHIFT,

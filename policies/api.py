@@ -5,7 +5,8 @@ with a default, leaves it as it is.
 """
 
 from policies.cells.reads import reads_of
-from policies.content import NOTHING, Content
+from policies.content import NOTHING, Content, Key
+from policies.paging.free_lists.ranked import EvictionRank
 from policies.placement.rule import GroupReads, PassReads, PlacementRule, Row
 from policies.policy import CacheConfig, Kernel, Policy
 from policies.vocabulary import (
@@ -42,11 +43,13 @@ __all__ = [
     "CellMap",
     "Chunk",
     "Content",
+    "EvictionRank",
     "Group",
     "GroupReads",
     "HostCopy",
     "IntArray",
     "Kernel",
+    "Key",
     "MicroBatch",
     "Moves",
     "NoSlot",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +18,7 @@ from typing import Any, get_args
 from policies.origin import Origin
 from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory
 from policies.presets import ALIASES, PRESETS, Preset, PresetGroup
+from policies.registry import FILES, NAME, REGISTRIES, PluginError, PluginWarning, known_origins
 
 ENTRY_POINT_GROUP = "kvsim.policies"
 """Where other packages register policies, as entry points."""
@@ -26,18 +26,8 @@ ENTRY_POINT_GROUP = "kvsim.policies"
 FILE_TABLE = "POLICIES"
 """The name of the dictionary in a single file, from names to policies."""
 
-_NAME = re.compile(r"[\w.+=@-]+")
-"""A policy's name: it becomes part of the names of files."""
 _NOT_STATED = "not stated"
 _BUILT_IN = {preset.name: preset for preset in PRESETS}
-
-
-class PluginError(ValueError):
-    """A plug-in cannot be used. The message is one line; it names the package or the file, and the line if known."""
-
-
-class PluginWarning(UserWarning):
-    """A registered plug-in was left out. The message is one line."""
 
 
 def available() -> dict[str, Preset]:
@@ -80,7 +70,8 @@ def load_plugin(file: str | Path) -> tuple[str, ...]:
     """Make the policies of a Python file available by name, and return the names.
 
     The file has a dictionary ``POLICIES`` from names to policies: classes, or other callables that take a
-    ``CacheConfig``. It may import modules beside it. One that has changed since is loaded anew. Raises ``PluginError``.
+    ``CacheConfig``; and tables of what else others may add (``registry.REGISTRIES``), or these alone. It may import
+    modules beside it. One that has changed since is loaded anew. Raises ``PluginError``.
     """
     path = Path(os.path.abspath(file))
     if path.suffix != ".py" or not path.is_file():
@@ -91,8 +82,10 @@ def load_plugin(file: str | Path) -> tuple[str, ...]:
         return tuple(_files[str(path)])
     if before is not None:
         _forget_modules(before)
-    table = vars(_executed(path, origin)).get(FILE_TABLE)
-    if not isinstance(table, dict) or not table:
+    defined = vars(_executed(path, origin))
+    table = defined.get(FILE_TABLE, {})
+    tables = {name: defined[name] for name in (FILE_TABLE, *[each.table for each in REGISTRIES]) if name in defined}
+    if not tables or not all(isinstance(each, dict) and each for each in tables.values()):
         raise PluginError(f"{file}: no {FILE_TABLE}; {FILE_TABLE} = {{'name': class}} is expected at its end")
     taken = {name: other for other, presets in _files.items() if other != str(path) for name in presets}
     for name, factory in table.items():
@@ -102,6 +95,7 @@ def load_plugin(file: str | Path) -> tuple[str, ...]:
         if fault is not None:
             raise PluginError(f"{file}: {FILE_TABLE}: {fault}")
     _files[str(path)] = {name: _preset(name, factory, origin) for name, factory in table.items()}
+    FILES[str(path)] = origin, defined
     return tuple(table)
 
 
@@ -131,7 +125,7 @@ def fault_in_plugin(error: BaseException, policy: Policy) -> str | None:
     """
     kind = type(policy)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    known = [preset.origin for preset in available().values() if preset.origin is not None]
+    known = [preset.origin for preset in available().values() if preset.origin is not None] + known_origins()
     origin = next((origin for origin in known if origin.holds(file)), None)
     if (line := _fault(error, known)) is not None or origin is None:
         return line
@@ -168,7 +162,7 @@ def _installed(search: Callable[..., Iterable[EntryPoint]]) -> tuple[dict[str, P
 
 def _fault_of(name: Any, factory: Any) -> str | None:
     """Why a plug-in cannot be available under a name; None if it can."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         return f"{name!r:.60} is not a valid name; letters, digits and any of . _ + = @ - are accepted"
     if name in _BUILT_IN or name in ALIASES:
         return f"{name!r} is the name of a built-in policy"
@@ -258,7 +252,7 @@ def _forget_modules(origin: Origin) -> None:
 
 
 def _origin_of_file(path: str) -> Origin | None:
-    return next((preset.origin for preset in _files.get(path, {}).values()), None)
+    return FILES[path][0] if path in _files else None
 
 
 def _fault(error: BaseException, known: Iterable[Origin]) -> str | None:

@@ -54,16 +54,21 @@ def policies(incomplete: str) -> list[str]:
 
 def policies_and_schedulers(incomplete: str) -> list[str]:
     """Installed policies, and schedulers."""
-    from kvsim.model.engine_versions import SCHEDULERS
+    return list(dict.fromkeys([*policies(incomplete), *schedulers(incomplete)]))
 
-    return list(dict.fromkeys([*policies(incomplete), *starting(incomplete, SCHEDULERS)]))
+
+def schedulers(incomplete: str) -> list[str]:
+    """Schedulers."""
+    from kvsim.scenario.server_defaults import SCHEDULERS
+
+    return starting(incomplete, SCHEDULERS.names())
 
 
 def evictions(incomplete: str) -> list[str]:
     """Orders of eviction."""
-    from policies import EVICTIONS
+    from policies.paging.eviction import EVICTION_ORDERS
 
-    return starting(incomplete, EVICTIONS)
+    return starting(incomplete, EVICTION_ORDERS.names())
 
 
 def profiles(incomplete: str) -> list[str]:

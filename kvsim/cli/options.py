@@ -61,9 +61,17 @@ Policies = Annotated[
     list[str] | None,
     typer.Option("--policy", "-p", help="Can be given several times.", autocompletion=completion.policies),
 ]
+Scheduler = Annotated[
+    str | None,
+    typer.Option("--scheduler", help="Replace the scenario's scheduler.", autocompletion=completion.schedulers),
+]
 Plugins = Annotated[
     list[Path] | None,
-    typer.Option("--plugin", metavar="FILE.py", help="A file with policies of your own; can be given several times."),
+    typer.Option(
+        "--plugin",
+        metavar="FILE.py",
+        help="A file with policies, schedulers or orders of eviction of your own; can be given several times.",
+    ),
 ]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out bad rows of a trace, and list them.")]
 DropFailed = Annotated[bool, typer.Option("--drop-failed", help="BurstGPT: leave out calls that failed (0 tokens).")]
@@ -139,6 +147,7 @@ def load_with(
     device: str | None = None,
     tp: int | None = None,
     weights: str | None = None,
+    scheduler: str | None = None,
 ) -> Scenario:
     """Load a scenario and replace what options say. Raises ``UserError``."""
     from kvsim.costs.shipped import is_shipped
@@ -146,7 +155,7 @@ def load_with(
     from kvsim.scenario.trace_sections import TRACES, TraceWorkload
 
     changes: dict[str, Any] = {}
-    shared = {"machine__tensor_parallel": tp, "machine__weights": weights}
+    shared = {"machine__tensor_parallel": tp, "machine__weights": weights, "server__scheduler": scheduler}
     given = {key: value for key, value in shared.items() if value is not None}
     loaded = load_scenario(scenario, model=model, device=device, **given)
     if seed is not None:
@@ -195,7 +204,7 @@ def read_time(text: str | None) -> Time | None:
 
 
 def load_plugins(files: list[Path] | None) -> None:
-    """Make the policies of single files available. Raises ``UserError``."""
+    """Make what single files have of others' available. Raises ``UserError``."""
     if files:
         from policies import PluginError, load_plugin
 

@@ -13,6 +13,8 @@ from kvsim import __version__
 from kvsim.costs.shipped import is_shipped
 from kvsim.experiments.policy_code import describe_code
 from kvsim.scenario.scenario import Scenario
+from kvsim.scenario.server_defaults import SCHEDULERS
+from policies.paging.eviction import EVICTION_ORDERS
 
 PACKAGES = ("kvsim", "policies", "workloads")
 """The packages whose sources affect a simulated result."""
@@ -38,8 +40,8 @@ def digest_of(*parts: Any) -> str:
 def scenario_parts(scenario: Scenario, policy_code: Any = None) -> list[Any]:
     """Return what a run depends on besides our code.
 
-    These are the scenario's keys, digests of the files that it names, and what ``describe_code`` says of its policy;
-    ``policy_code`` says that of a callable which builds the policy.
+    These are the scenario's keys, digests of the files and plug-ins that it names, and what ``describe_code`` says of
+    its policy; ``policy_code`` says that of a callable which builds the policy.
     """
     table = scenario.model_dump(mode="json")
     _replace_paths(table["workload"], scenario.folder)
@@ -51,6 +53,10 @@ def scenario_parts(scenario: Scenario, policy_code: Any = None) -> list[Any]:
         table["machine"]["profile"] = _file_digest(str(scenario.folder / Path(profile).expanduser()))
     if table["model"]["name"].endswith(".gguf"):
         table["model"]["name"] = _file_digest(table["model"]["name"])
+    for registry, section, key in ((SCHEDULERS, "server", "scheduler"), (EVICTION_ORDERS, "cache", "eviction")):
+        origin = registry.origin(table[section][key])
+        if origin is not None:
+            table[section][key] = [table[section][key], origin.version, origin.digest]
     return [table, describe_code(scenario.cache.policy) if policy_code is None else policy_code]
 
 

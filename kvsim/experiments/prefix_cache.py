@@ -22,7 +22,7 @@ from kvsim.experiments.workers import map_ordered
 from kvsim.results import results_folder
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES, InfiniteCache, Lookup, hit_rate
 from kvsim.scenario.scenario import Scenario, load_scenario
-from policies import EVICTIONS, Eviction
+from policies import EVICTIONS
 from policies.paging.blocks import BlockPool
 from policies.paging.eviction import free_blocks
 from policies.paging.free_lists.belady import Future
@@ -73,7 +73,7 @@ class PrefixStudy:
         return UNKNOWN_PREFIXES if self.reuse is None else None
 
     @property
-    def knees(self) -> dict[Eviction, int]:
+    def knees(self) -> dict[str, int]:
         """Working-set size in blocks under each eviction policy, at the knee of its hit-rate curve.
 
         The knee is the point farthest above the straight line between the curve's ends (Satopaa et al., "Finding a
@@ -86,7 +86,7 @@ class PrefixStudy:
                 continue
             above = (rate - rate[0]) / (rate[-1] - rate[0]) - (size - size[0]) / (size[-1] - size[0])
             if above.max() > _KNEE_HEIGHT:
-                knees[cast(Eviction, eviction)] = int(size[above.argmax()])
+                knees[cast(str, eviction)] = int(size[above.argmax()])
         return knees
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class PrefixStudy:
 
 def prefix_cache(
     scenario: Scenario | str | Path,
-    evictions: Sequence[Eviction] | None = None,
+    evictions: Sequence[str] | None = None,
     blocks: Sequence[int] | None = None,
     *,
     block_size: int | None = None,
@@ -181,7 +181,7 @@ def _sizes(most: int, longest: int) -> list[int]:
     return sorted({round(n) for n in np.geomspace(least, most, _SIZES)})
 
 
-def _count_hits(lookups: Sequence[Lookup], cache: tuple[Eviction, int]) -> tuple[int, float]:
+def _count_hits(lookups: Sequence[Lookup], cache: tuple[str, int]) -> tuple[int, float]:
     """Number of blocks found in one cache, given as (eviction, blocks), and the processor seconds that it took.
 
     Requests are cut to the size of the cache.

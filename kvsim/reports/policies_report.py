@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from kvsim.model.engine_versions import ENGINE_VERSIONS, SCHEDULERS
+from kvsim.model.engine_versions import ENGINE_VERSIONS
 from kvsim.reports.report import Column, Report, Section, Table
+from kvsim.scenario.server_defaults import SCHEDULERS
 from policies import GROUPS, Preset
 
 
@@ -21,14 +22,14 @@ def policies_report(presets: Collection[Preset]) -> Report:
                 text=["ideas from papers (kvsim compare --group papers):"],
                 tables=[_pairs({p.name: p.summary for p in papers})],
             ),
-            Section(text=["schedulers (server.scheduler):"], tables=[_pairs(SCHEDULERS)]),
+            Section(text=["schedulers (server.scheduler):"], tables=[_pairs({name: SCHEDULERS.summary(name) for name in SCHEDULERS.names()})]),
         ]
     )
 
 
 def scheduler_report(name: str) -> Report:
     """One scheduler."""
-    return Report(f"{name} (server.scheduler): {SCHEDULERS[name]}")
+    return Report(f"{name} (server.scheduler): {SCHEDULERS.summary(name)}")
 
 
 def preset_report(p: Preset) -> Report:

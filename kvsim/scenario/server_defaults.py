@@ -5,6 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kvsim.errors import no_such
+from kvsim.model import engine_versions
+from policies.registry import Registry
+
+SCHEDULERS = Registry("scheduler", "kvsim.schedulers", "SCHEDULERS", engine_versions.SCHEDULERS)
+"""The names that ``server.scheduler`` accepts. What others add is called like ``SchedulerBase``."""
+
+
+def known_in(registry: Registry, name: str) -> str:
+    """Return the name. Raises ``ValueError`` with a line that lists what there is."""
+    if name not in registry:
+        raise ValueError(no_such(registry.kind, name, registry.names()))
+    return name
+
+
 TODAYS_SERVERS = ("llama-server", "llama-server-fair")
 """Schedulers with the flags of today's llama-server, and their defaults."""
 AUTO = "auto"
@@ -33,7 +48,9 @@ _SERVER_KEYS: dict[str, tuple[str, ...]] = {
 
 
 def unused_keys(scheduler: str, stated: Iterable[str]) -> list[str]:
-    """Stated keys of the section ``server`` that a scheduler does not look at."""
+    """Stated keys of the section ``server`` that a built-in scheduler does not look at; what others do is not known."""
+    if scheduler not in SCHEDULERS.built_in:
+        return []
     return [key for key, schedulers in _SERVER_KEYS.items() if key in stated and scheduler not in schedulers]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -11,7 +12,9 @@ from kvsim.model.engine_shapes import ModelShape, Storage, is_engine_model, shap
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.scenario.section import Section
-from policies import AdmissionRuleName, Eviction, FreeOrder, Kernel, SearchName, current_name
+from kvsim.scenario.server_defaults import SCHEDULERS, known_in
+from policies import AdmissionRuleName, FreeOrder, Kernel, SearchName, current_name
+from policies.paging.eviction import EVICTION_ORDERS
 
 
 def _shape(name: str) -> ModelShape | MemoryShape:
@@ -41,9 +44,9 @@ class ModelSection(Section):
 class ServerSection(Section):
     """How requests are batched."""
 
-    scheduler: Literal["llama-server", "llama-server-fair", "llama-server-b4875", "vllm", "static"] = "llama-server"
-    """Whose decisions: today's llama-server, that with fairer rules, that of early 2025, vLLM's, or batches that are
-    filled once."""
+    scheduler: Annotated[str, AfterValidator(partial(known_in, SCHEDULERS))] = "llama-server"
+    """Whose decisions: today's llama-server, that with fairer rules, that of early 2025, vLLM's, batches that are
+    filled once, or a scheduler of your own."""
     slots: Annotated[int, Field(ge=1, le=2**14)] = 8
     """Sequences served at the same time (llama-server's ``--parallel``, vLLM's ``--max-num-seqs``). "auto", the default
     under ``llama-server``: 4 that share one cache."""
@@ -158,8 +161,8 @@ class CacheSection(Section):
     """Storage type of values (``--cache-type-v``)."""
     prefix_cache: bool = True
     """Paged: full blocks are reused by their content (``--enable-prefix-caching``)."""
-    eviction: Eviction = "lru"
-    """Paged: the order in which cached blocks are evicted."""
+    eviction: Annotated[str, AfterValidator(partial(known_in, EVICTION_ORDERS))] = "lru"
+    """Paged: the order in which cached blocks are evicted; one of your own, too."""
     free_order: FreeOrder = "0.33.0"
     """Paged: the version of vLLM whose order of free blocks is followed."""
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -21,6 +21,7 @@ from kvsim.cli.options import (
     ProfileName,
     Requests,
     ScenarioName,
+    Scheduler,
     Seed,
     SkipBadRows,
     TensorParallel,
@@ -38,6 +39,7 @@ app = typer.Typer(add_completion=False)
 def compare(
     scenario: ScenarioName = "chat",
     policy: Policies = None,
+    scheduler: Scheduler = None,
     group: Annotated[
         str,
         typer.Option(help="Without --policy, the policies of this group: standard or papers.", metavar="GROUP"),
@@ -70,7 +72,16 @@ def compare(
     chosen = preset_group(group)
     load_plugins(plugin)
     loaded = load_with(
-        scenario, seed, requests, profile, skip_bad_rows, model=model, device=device, tp=tp, weights=weights
+        scenario,
+        seed,
+        requests,
+        profile,
+        skip_bad_rows,
+        model=model,
+        device=device,
+        tp=tp,
+        weights=weights,
+        scheduler=scheduler,
     )
     total = (len(policy) if policy else len(in_group(chosen))) * loaded.build_workload().n_requests * replications
     profile_of(loaded)  # Raises before a folder is made.

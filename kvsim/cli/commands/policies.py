@@ -30,8 +30,8 @@ def policies(
     as_json: Json = False,
 ) -> None:
     """List the installed policies and the schedulers with their versions, or explain one."""
-    from kvsim.model.engine_versions import SCHEDULERS
     from kvsim.reports.policies_report import policies_report, preset_report, scheduler_report
+    from kvsim.scenario.server_defaults import SCHEDULERS
     from policies import available, current_name, why_left_out
 
     load_plugins(plugin)
@@ -43,15 +43,15 @@ def policies(
         else:
             print_report(policies_report(known.values()))
         return
-    if name in SCHEDULERS and name not in known:
+    if name in SCHEDULERS.names() and name not in known:
         if as_json:
-            print_json({"name": name, "summary": SCHEDULERS[name]})
+            print_json({"name": name, "summary": SCHEDULERS.summary(name)})
         else:
             print_report(scheduler_report(name))
         return
     name = current_name(name)
     if name not in known:
-        raise UserError(why_left_out(name) or no_such("policy or scheduler", name, [*known, *SCHEDULERS]))
+        raise UserError(why_left_out(name) or no_such("policy or scheduler", name, [*known, *SCHEDULERS.names()]))
     preset = known[name]
     if as_json:
         print_json({field: getattr(preset, field) for field in _SHOWN})

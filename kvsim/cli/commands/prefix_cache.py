@@ -15,20 +15,21 @@ from kvsim.cli.options import (
     DropFailed,
     Json,
     Out,
+    Plugins,
     Requests,
     SkipBadRows,
     TimeUnit,
+    load_plugins,
     load_with,
     read_columns,
     read_time,
     trace_keys,
 )
 from kvsim.cli.progress import RunProgress
-from kvsim.errors import UserError, no_such
+from kvsim.errors import UserError
 
 if TYPE_CHECKING:
     from kvsim.scenario.scenario import Scenario
-    from policies import Eviction
     from workloads.traces.table_row import Time
 
 app = typer.Typer(add_completion=False)
@@ -53,6 +54,7 @@ def prefix_cache(
     columns: Columns = None,
     time: TimeUnit = None,
     requests: Requests = None,
+    plugin: Plugins = None,
     out: Out = Path("results"),
     skip_bad_rows: SkipBadRows = False,
     drop_failed: DropFailed = False,
@@ -65,6 +67,7 @@ def prefix_cache(
     """
     from kvsim.experiments.prefix_cache import prefix_cache as study_prefixes
 
+    load_plugins(plugin)
     keys = trace_keys(False, drop_failed, continue_clock)
     source = _source(scenario, read_columns(columns), read_time(time), keys)
     loaded = load_with(source, requests=requests, skip_bad_rows=skip_bad_rows)
@@ -101,9 +104,11 @@ def _numbers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def _eviction(name: str) -> Eviction:
-    from policies import EVICTIONS
+def _eviction(name: str) -> str:
+    from kvsim.scenario.server_defaults import known_in
+    from policies.paging.eviction import EVICTION_ORDERS
 
-    if name not in EVICTIONS:
-        raise UserError(f"--eviction: {no_such('eviction', name, EVICTIONS)}")
-    return name
+    try:
+        return known_in(EVICTION_ORDERS, name)
+    except ValueError as e:
+        raise UserError(f"--eviction: {e}") from None

@@ -18,6 +18,7 @@ from kvsim.cli.options import (
     ProfileName,
     Requests,
     ScenarioName,
+    Scheduler,
     Seed,
     SkipBadRows,
     TensorParallel,
@@ -40,6 +41,7 @@ class Detail(StrEnum):
 def run(
     scenario: ScenarioName = "chat",
     policy: Policy = None,
+    scheduler: Scheduler = None,
     seed: Seed = None,
     requests: Requests = None,
     model: ModelName = None,
@@ -60,7 +62,16 @@ def run(
 
     load_plugins(plugin)
     loaded = load_with(
-        scenario, seed, requests, profile, skip_bad_rows, model=model, device=device, tp=tp, weights=weights
+        scenario,
+        seed,
+        requests,
+        profile,
+        skip_bad_rows,
+        model=model,
+        device=device,
+        tp=tp,
+        weights=weights,
+        scheduler=scheduler,
     )
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
         result = run_scenario(loaded, policy, progress=progress, detail=detail.value)

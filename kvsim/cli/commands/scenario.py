@@ -17,14 +17,14 @@ app = typer.Typer(
 @app.command("show")
 def show_scenario(scenario: ScenarioName, as_json: Json = False) -> None:
     """Print a scenario with every default filled in, and the versions of engines that it stands for."""
-    from kvsim.model.engine_versions import SCHEDULERS
     from kvsim.scenario.scenario import load_scenario
+    from kvsim.scenario.server_defaults import SCHEDULERS
 
     loaded = load_scenario(scenario)
     if as_json:
         print_json(loaded.model_dump(mode="json"))
     else:
-        typer.echo(f"# scheduler {loaded.server.scheduler}: {SCHEDULERS[loaded.server.scheduler]}")
+        typer.echo(f"# scheduler {loaded.server.scheduler}: {SCHEDULERS.summary(loaded.server.scheduler)}")
         of = "a layout of no engine" if loaded.engine is None else str(loaded.engine)
         typer.echo(f"# policy {loaded.cache.policy}: {of}")
         typer.echo(loaded.to_toml(), nl=False)

@@ -88,7 +88,7 @@ STUDY_MISTAKES = {
     },
     "unknown eviction": (
         ("-e", "lru", "-e", "mru"),
-        "--eviction: no eviction called 'mru'; did you mean 'lru'?",
+        "--eviction: no order of eviction called 'mru'; did you mean 'lru'?",
     ),
     "no requests": (("--requests", "0"), "trace: workload.limit: input should be greater than 0, got 0"),
 }
