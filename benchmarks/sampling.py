@@ -19,8 +19,8 @@ OTHER = "other"
 _REGIONS = ("paged", "sequence_regions", "ring")
 _ARRIVALS = ("arrivals", "job")
 _FIGURES = (
-    *("recorder", "request_log", "latency_stats", "cache_states", "kept_states", "distribution"),
-    *("rows", "result", "run_tables", "snapshots", "time_breakdown"),
+    *("recorder", "request_log", "distribution"),
+    *("result", "run_tables", "snapshots", "summary", "time_breakdown"),
 )
 PARTS: dict[str, tuple[str, ...]] = {
     "step loop": ("policies/placement/", "kvsim/simulation/step_loop.py"),

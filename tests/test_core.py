@@ -111,7 +111,7 @@ RUNS = [
 def figures():
     """Every figure and a hash of every table of each run, with what is kept at the least and at the most."""
     import kvsim
-    from kvsim.simulation.rows import Table
+    from kvsim.simulation.run_tables import Table
 
     told = []
     for name, scheduler, policy, keys in RUNS:

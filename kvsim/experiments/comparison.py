@@ -16,8 +16,7 @@ from kvsim.experiments.verdict import Verdict, judge
 from kvsim.experiments.workers import Done, map_ordered
 from kvsim.results import ResultsFolder, results_folder
 from kvsim.scenario.scenario import Scenario, load_scenario
-from kvsim.simulation.failures import sum_failures
-from kvsim.simulation.inferred_text import inferred_lines
+from kvsim.simulation.summary import inferred_lines, sum_failures
 from policies import PolicyFactory, PresetGroup, current_name, in_group
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from kvsim.scenario.section import Section
 
 if TYPE_CHECKING:
     from kvsim.simulation.result import Result
-    from kvsim.simulation.rows import Table
-    from kvsim.simulation.run_tables import Tables
+    from kvsim.simulation.run_tables import Table, Tables
 
 FloatArray = NDArray[np.float64]
 

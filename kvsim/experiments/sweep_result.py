@@ -31,7 +31,7 @@ from kvsim.experiments.store import Row, written_names
 from kvsim.experiments.sweep_file import SweepPlan
 from kvsim.results import results_folder
 from kvsim.scenario.assumptions import assumptions
-from kvsim.simulation.failures import failure_lines
+from kvsim.simulation.summary import failure_lines
 
 if TYPE_CHECKING:
     import pandas as pd

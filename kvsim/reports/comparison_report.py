@@ -12,7 +12,7 @@ from kvsim.experiments.policy_code import plugins_line
 from kvsim.reports.formats import LATENCIES, half_width, interval_of, milliseconds, seconds, share, size, whole
 from kvsim.reports.report import Cell, Column, Report, Section, Table
 from kvsim.reports.run_report import Summary, failures_and_remedies
-from kvsim.simulation.inferred_text import inferred_lines
+from kvsim.simulation.summary import inferred_lines
 
 if TYPE_CHECKING:
     from kvsim.experiments.comparison import Comparison

@@ -22,7 +22,10 @@ def policies_report(presets: Collection[Preset]) -> Report:
                 text=["ideas from papers (kvsim compare --group papers):"],
                 tables=[_pairs({p.name: p.summary for p in papers})],
             ),
-            Section(text=["schedulers (server.scheduler):"], tables=[_pairs({name: SCHEDULERS.summary(name) for name in SCHEDULERS.names()})]),
+            Section(
+                text=["schedulers (server.scheduler):"],
+                tables=[_pairs({name: SCHEDULERS.summary(name) for name in SCHEDULERS.names()})],
+            ),
         ]
     )
 

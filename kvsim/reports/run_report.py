@@ -10,9 +10,8 @@ from kvsim.errors import counted
 from kvsim.reports.formats import LATENCIES, seconds, share, size, whole
 from kvsim.reports.report import UNKNOWN, Column, Report, Section, Table
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
-from kvsim.simulation.failures import failure_lines
-from kvsim.simulation.inferred_text import inferred_lines
 from kvsim.simulation.job import FailureKind
+from kvsim.simulation.summary import failure_lines, inferred_lines
 
 if TYPE_CHECKING:
     from kvsim.simulation.result import Result

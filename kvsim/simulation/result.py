@@ -6,12 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UserError
-from kvsim.scenario.prefixes import hit_rate
-from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.rows import Table
-from kvsim.simulation.run_tables import Tables
+from kvsim.simulation.run_tables import Table, Tables
 from kvsim.simulation.snapshots import Frame
-from workloads import Prefixes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,47 +80,3 @@ class Result:
         if self.tables is None:
             raise UserError(f'{self.policy}: no tables were kept of this run; ask for them with detail="tables"')
         return self.tables
-
-
-def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict[str, Any]:
-    """The figures of a run, ready for JSON: times in seconds, None where there is no figure.
-
-    ``cell_bytes``: bytes of K and V in one cell, all layers. ``prefixes``: what the workload says about prompts that
-    begin alike; if nothing, there is no hit rate.
-    """
-    held = recorder.host_prompts
-    return {
-        **recorder.requests.latencies.summary(),
-        "queue": recorder.queue.summary(),
-        "cache": {
-            **recorder.cache_states.means(),
-            "scored_useful": recorder.useful_scores / recorder.scores if recorder.scores else None,
-            "failed_allocations": recorder.failed_allocations,
-            "batch_splits": recorder.batch_splits,
-            "compactions": recorder.compactions,
-            "move_runs": recorder.move_runs,
-            "moved_cells": recorder.moved_cells,
-            "moved_bytes": int(recorder.moved_cells * cell_bytes),
-            "mapped_pages": recorder.mapped_pages,
-        },
-        "context_shifts": recorder.context_shifts,
-        "preemptions": recorder.preemptions,
-        "recomputed_tokens": recorder.recomputed_tokens,
-        "prefix": {
-            "tokens": recorder.prefix_looked_up,
-            "found": recorder.prefix_found,
-            "hit_rate": hit_rate(recorder.prefix_found, recorder.prefix_looked_up, prefixes),
-        },
-        "host": {
-            "bytes_out": int(recorder.to_host_cells * cell_bytes),
-            "bytes_in": int(recorder.from_host_cells * cell_bytes),
-            "bytes_prefetched": int(recorder.prefetched_cells * cell_bytes),
-            "prefetch_wait_s": recorder.prefetch_wait_s,
-            "saves": recorder.host_saves,
-            "loads": recorder.host_loads,
-            "copy_s": recorder.host_copy_s,
-            "most_bytes": None if held is None else held.most_bytes,
-            "limit_bytes": None if held is None else held.limit_bytes or None,
-        },
-        "forward_passes": recorder.forward_passes,
-    }

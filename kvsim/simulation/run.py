@@ -14,20 +14,21 @@ import simpy
 from kvsim.costs.cost_model import CostModel, HostLink
 from kvsim.costs.profile import Profile, load_profile
 from kvsim.errors import Divergence, NoTimes, UserError, no_such
+from kvsim.scenario import server_defaults
 from kvsim.scenario.assumptions import assumptions
 from kvsim.scenario.device_defaults import beyond_memory
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.scenario.server_defaults import TODAYS_SERVERS
 from kvsim.simulation.arrivals import Arrivals, Clients, Inbox, Script, Turn, send
 from kvsim.simulation.backend import Backend, SimulatedBackend
-from kvsim.simulation.latency_stats import QueueMonitor
 from kvsim.simulation.prefetch import Prefetcher
 from kvsim.simulation.recorder import DETAILS, Detail, Recorder
-from kvsim.simulation.request_log import Progress
-from kvsim.simulation.result import Result, summarize
+from kvsim.simulation.request_log import Progress, QueueMonitor
+from kvsim.simulation.result import Result
 from kvsim.simulation.schedulers import SCHEDULERS
 from kvsim.simulation.schedulers.base import ENDLESS
 from kvsim.simulation.server import Server
+from kvsim.simulation.summary import summarize
 from kvsim.simulation.time_breakdown import TimeBreakdown
 from policies import (
     PluginError,
@@ -212,7 +213,9 @@ def server_of(
     most_steps: int = ENDLESS,
 ) -> Server:
     """A server of the scenario, which an environment may have several of: each has its own policy and recorder."""
-    scheduler = SCHEDULERS[scenario.server.scheduler](scenario, policy, backend, recorder)
+    name = scenario.server.scheduler
+    make = SCHEDULERS.get(name) or server_defaults.SCHEDULERS.added(name)
+    scheduler = make(scenario, policy, backend, recorder)
     prefetcher = Prefetcher(env, scenario.server.prefetch, policy, backend, recorder)
     if recorder.watches:
         recorder.cache(env.now, policy.usage())

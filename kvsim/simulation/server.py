@@ -10,7 +10,7 @@ from kvsim.simulation.job import Job
 from kvsim.simulation.prefetch import Prefetcher
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers import Scheduler
-from kvsim.simulation.schedulers.base import ENDLESS
+from kvsim.simulation.schedulers.base import ENDLESS, no_progress
 from kvsim.simulation.step_loop import StepLoop, delays_until
 from policies import Policy
 
@@ -57,6 +57,8 @@ class Server:
                 if jobs is None:
                     jobs = yield from self._arrivals.next(busy, began, self._compact_while_idle)
                     if jobs is None:
+                        if waiting := list(scheduler.waiting):
+                            raise no_progress(env.now, waiting, self._policy, "the scheduler composes no step")
                         return
                     now = env.now
                 for job in jobs:

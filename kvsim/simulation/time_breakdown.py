@@ -32,7 +32,7 @@ from kvsim.costs.cost_model import CostModel
 from kvsim.costs.pass_price import RegimePrice
 from kvsim.costs.tables import FloatArray
 from kvsim.simulation.job import Job
-from kvsim.simulation.rows import Rows, Table
+from kvsim.simulation.run_tables import Rows, Table
 from policies import Chunk, Policy
 from policies.placement.rule import PassReads
 

@@ -5,9 +5,9 @@ import pytest
 import kvsim
 from kvsim.errors import UserError
 from kvsim.simulation.run import build_policy
-from policies import PluginWarning, available, current_name, plugins
+from policies import CacheConfig, PluginWarning, available, current_name, plugins
 from policies.presets import ALIASES, PRESETS
-from real_engine.generate import _build
+from real_engine.loading import build_policy as built_by_the_engine
 from tests.policies.invariants.subjects import FakeEntryPoint
 from tests.worlds import command
 
@@ -23,7 +23,7 @@ def test_an_alias_means_the_preset_of_its_current_name(alias, name):
     assert kvsim.run(by_file, detail="requests").policy == name
     assert kvsim.run(kvsim.load("chat", **small), alias, detail="requests").policy == name
     assert build_policy(by_file, alias).name == name
-    assert _build(alias, 256, 100, 4).name == name
+    assert built_by_the_engine(alias, CacheConfig(cells=256, max_tokens=100, n_layers=4), "anything").name == name
 
 
 def test_an_alias_and_its_current_name_are_compared_once():

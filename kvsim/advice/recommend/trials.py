@@ -15,7 +15,7 @@ from kvsim.costs.profile import Profile, load_profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import InMemoryRequests, InMemoryScenario, Traffic
 from kvsim.scenario.scenario import Scenario
-from kvsim.simulation.inferred_text import inferred_lines
+from kvsim.simulation.summary import inferred_lines
 from workloads import WorkloadError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ MOST_DOUBLINGS = 6
 _FIRST_REACH = 0.125
 """How far, in doublings, the second load is from the first that is tried for a largest load."""
 _FEWEST_REQUESTS = 40
-"""Runs of fewer requests do not show whether arrivals outpace service, as in ``latency_stats``."""
+"""Runs of fewer requests do not show whether arrivals outpace service, as in ``request_log``."""
 
 
 def most_doublings(traffic: Traffic) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvsim.costs.tables import FloatArray
 from kvsim.experiments.estimates import t_quantile
-from kvsim.simulation.rows import Table
+from kvsim.simulation.run_tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,9 +24,9 @@ from kvsim.advice.why.remedies import FAILURES, REMEDIES, Remedy
 from kvsim.errors import UserError, counted
 from kvsim.results import results_folder
 from kvsim.scenario.scenario import Scenario, load_scenario
-from kvsim.simulation.failures import failure_lines
 from kvsim.simulation.job import FailureKind
-from kvsim.simulation.rows import Table
+from kvsim.simulation.run_tables import Table
+from kvsim.simulation.summary import failure_lines
 from policies import current_name
 
 if TYPE_CHECKING:

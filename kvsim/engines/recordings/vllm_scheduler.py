@@ -103,10 +103,10 @@ class _Driven(Vllm):
             self._gone.add(job)
             self._log.calls.append(["F", self._log.name_of[job.content]])
 
-    def _refusal(self, job: Job) -> None:
-        """Refuses nothing."""
+    def _refuses(self, job: Job, now: float) -> bool:
+        return False
 
-    def _check_progress(self, now: float) -> None:
+    def _count_step(self, progressed: bool, now: float) -> None:
         """Never raise ``Livelock``."""
 
 

@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
+from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers.base import Scheduler
-from kvsim.simulation.schedulers.early_llama_server import EarlyLlamaServer
-from kvsim.simulation.schedulers.fair_llama_server import FairLlamaServer
-from kvsim.simulation.schedulers.llama_server import LlamaServer
+from kvsim.simulation.schedulers.base import Scheduler, SchedulerBase, no_progress
+from kvsim.simulation.schedulers.llama_server import EarlyLlamaServer, FairLlamaServer, LlamaServer
 from kvsim.simulation.schedulers.static import Static
 from kvsim.simulation.schedulers.vllm import Vllm
 from kvsim.simulation.schedulers.vllm_async import AsyncVllm
@@ -36,8 +35,11 @@ __all__ = [
     "AsyncVllm",
     "EarlyLlamaServer",
     "FairLlamaServer",
+    "Job",
     "LlamaServer",
     "Scheduler",
+    "SchedulerBase",
     "Static",
     "Vllm",
+    "no_progress",
 ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Final, Protocol
 
+from kvsim.errors import Livelock
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job, Status
@@ -16,6 +18,8 @@ from policies.placement.rule import PlacementRule
 
 ENDLESS: Final = 1 << 62
 """More steps than any run takes."""
+_NAMED: Final = 4
+"""Requests that a message describes; the others are only counted."""
 
 
 class Scheduler(Protocol):
@@ -83,6 +87,8 @@ class SchedulerBase(ABC):
         self._recorder = recorder
         self._context = scenario.slot_context
         """The most tokens in a sequence."""
+        self._most_prompt_tokens = ENDLESS
+        """The most tokens of a prompt, where steps cannot share it."""
         self.started: list[Job] = []
         self.ended: list[Job] = []
         self.rule: PlacementRule | None = None
@@ -124,6 +130,21 @@ class SchedulerBase(ABC):
     def _complete(self, step: Sequence[Chunk], now: float) -> None:
         """These chunks have run: count tokens, emit output tokens, end requests."""
 
+    def _refuses(self, job: Job, now: float) -> bool:
+        """Fail a request that could never be served; return whether it was."""
+        prompt = job.request.prompt_tokens
+        if prompt >= self._context:
+            sizes = f"{prompt} prompt tokens, {self._context} in a sequence"
+            error = f"the request exceeds the longest sequence: {sizes}"
+            self._fail(job, now, FailureKind.CONTEXT, error, exceeded=self._context)
+        elif prompt > self._most_prompt_tokens:
+            most = self._most_prompt_tokens
+            error = f"{prompt} prompt tokens exceed n_batch ({most}), and prefill is not chunked"
+            self._fail(job, now, FailureKind.BATCH, error, exceeded=most)
+        elif (why := self._policy.refusal(self._plan(job))) is not None:
+            self._fail(job, now, FailureKind.CACHE, why, refusal=why)
+        return job.ended
+
     def _plan(self, job: Job) -> SequencePlan:
         """What is known of a job's sequence. The last token generated is never run, so it takes no cell."""
         plan = job.plan
@@ -135,6 +156,18 @@ class SchedulerBase(ABC):
             most = context if limit is None else min(prompt + limit - 1, context)
             plan = job.plan = SequencePlan(prompt, most, final, job.content, request.id, kind=request.kind)
         return plan
+
+    def _admit(self, seq: int, job: Job, now: float) -> bool:
+        """Give the job a sequence, with what the cache holds of its text; False if the policy does not admit it yet."""
+        policy, plan = self._policy, self._plan(job)
+        if not policy.admits(plan):
+            return False
+        held = policy.match(seq, job.content, job.tokens)
+        policy.open(seq, plan)
+        if held and not policy.reserve(Chunk(seq, held, 0)):
+            held = 0
+        self._start(seq, job, held, now)
+        return True
 
     def _start(self, seq: int, job: Job, held: int, now: float) -> None:
         """Give the job a sequence that has been opened, with ``held`` of its tokens in the cache already."""
@@ -158,8 +191,15 @@ class SchedulerBase(ABC):
         left = job.request.output_tokens - job.generated - 1
         return left if self._policy.unbounded else min(left, context - job.tokens)
 
+    def _put_off(self, job: Job) -> None:
+        """Note that a job has lost its slot and its cells, and waits again."""
+        self._recorder.preempted(job)
+        job.status, job.computed = "preempted", 0
+        job.preemptions += 1
+
     def _end(self, job: Job, now: float) -> None:
-        """The job has all its output."""
+        """The job has all its output, or all that its sequence has room for."""
+        job.truncated = job.generated < job.request.output_tokens
         self._finish_as("completed", job, now)
 
     def _fail(self, job: Job, now: float, kind: FailureKind, error: str, exceeded: int = 0, refusal: str = "") -> None:
@@ -171,3 +211,79 @@ class SchedulerBase(ABC):
         job.status, job.finished_s = status, now
         self.ended.append(job)
         self._recorder.finish(job)
+
+
+_by_admission = attrgetter("admission")
+
+
+class DecodingJobs:
+    """Jobs by slot. While a job is in here, ``computed`` and ``generated`` lack the tokens given since it joined."""
+
+    def __init__(self, rule: PlacementRule):
+        self.rule = rule
+        """Has the same sequences as rows."""
+        self.newest = 0
+        """Latest admission index of any job that joined."""
+        self._jobs: dict[int, Job] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, job: Job) -> bool:
+        return self._jobs.get(job.slot) is job
+
+    def jobs(self) -> list[Job]:
+        """The jobs, in the order in which they joined."""
+        return list(self._jobs.values())
+
+    def join(self, job: Job, steps_left: int, place: int = 0) -> bool:
+        """Add a decoding job that will not end for ``steps_left`` steps; return False if its sequence cannot join.
+
+        ``place``: as in ``PlacementRule.join``.
+        """
+        if not self.rule.join(job.slot, steps_left + 1, place):
+            return False
+        self._jobs[job.slot] = job
+        if job.admission > self.newest:
+            self.newest = job.admission
+        return True
+
+    def leave(self, slot: int) -> Job:
+        """Remove the job of a slot, and bring its counts up to date."""
+        job, row = self._jobs.pop(slot), self.rule.leave(slot)
+        given = row.given - row.left
+        job.computed += given
+        job.generated += given
+        job.furthest = job.computed
+        return job
+
+    def leave_all(self) -> None:
+        """Remove all jobs."""
+        for slot in list(self._jobs):
+            self.leave(slot)
+        self.newest = 0
+
+    def leave_ended(self) -> list[Job]:
+        """Remove the jobs that had their last token in the step taken last, and return them in order of admission."""
+        if not self.rule.ended:
+            return []
+        found = [self.leave(row.seq) for row in self.rule.ended_rows()]
+        if len(found) > 1:
+            found.sort(key=_by_admission)
+        return found
+
+
+def no_progress(now: float, jobs: Sequence[Job], policy: Policy, reason: str = "") -> Livelock:
+    """The error that says which requests wait, for how many cells or blocks, and how many are free."""
+    size, usage = policy.block_size, policy.usage()
+    unit = f"blocks of {size} cells" if size > 1 else "cells"
+    named = []
+    for job in jobs[:_NAMED]:
+        need = -(-job.tokens // size) - -(-job.computed // size)
+        progress = f"{job.request.prompt_tokens} prompt tokens, {job.generated} generated"
+        named.append(f"request {job.request.id} ({progress}) waits for {need}")
+    others = f", and {len(jobs) - _NAMED} more wait" if len(jobs) > _NAMED else ""
+    why = f" ({reason})" if reason else ""
+    free = f"{usage.free // size} of {usage.capacity // size} {unit} are free"
+    message = f"{policy.name}: no progress after {now:.3f} s{why}: {free}; {', '.join(named)}{others}"
+    return Livelock(message, tuple([job.request.id for job in jobs]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsim.scenario.scenario import Scenario
-from kvsim.simulation.schedulers.decision_log import DecisionLog, no_log
+from kvsim.simulation.schedulers.slots import DecisionLog, no_log
 from policies import Content, Group, Policy
 from policies.cells.free_extents import FreeExtents
 

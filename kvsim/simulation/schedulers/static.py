@@ -8,11 +8,9 @@ from operator import attrgetter
 
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
-from kvsim.simulation.job import FailureKind, Job
+from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers.base import SchedulerBase
-from kvsim.simulation.schedulers.decoding import DecodingJobs
-from kvsim.simulation.schedulers.progress import no_progress
+from kvsim.simulation.schedulers.base import DecodingJobs, SchedulerBase, no_progress
 from policies import Chunk, NoSlot, Policy
 from policies.compiled import mypyc_attr
 from policies.placement.rule import PlacementRule
@@ -45,13 +43,7 @@ class Static(SchedulerBase):
 
     def submit(self, job: Job, now: float) -> None:
         """Fail what could never be served; queue all other requests."""
-        if job.request.prompt_tokens >= self._context:
-            sizes = f"{job.request.prompt_tokens} prompt tokens, {self._context} in a sequence"
-            error = f"the request exceeds the longest sequence: {sizes}"
-            self._fail(job, now, FailureKind.CONTEXT, error, exceeded=self._context)
-        elif (refusal := self._policy.refusal(self._plan(job))) is not None:
-            self._fail(job, now, FailureKind.CACHE, refusal, refusal=refusal)
-        else:
+        if not self._refuses(job, now):
             self.waiting.append(job)
 
     def compose(self, now: float) -> Sequence[Chunk]:
@@ -112,7 +104,6 @@ class Static(SchedulerBase):
                 if job.generated == job.request.output_tokens or full:
                     done.append(job)
         for job in sorted(done, key=_slot):
-            job.truncated = job.generated < job.request.output_tokens
             self._end(job, now)
 
     def no_slot(self, reason: NoSlot, now: float) -> None:
@@ -129,22 +120,12 @@ class Static(SchedulerBase):
         self._policy.will_return(job.slot)
         self._policy.free(job.slot)
         if job.status == "running":
-            self._recorder.preempted(job)
-            job.status, job.computed = "preempted", 0
-            job.preemptions += 1
+            self._put_off(job)
             self.waiting.appendleft(job)
 
     def _fill(self, now: float) -> None:
         """Admit waiting requests, in order, as long as the policy admits them."""
         while self.waiting and len(self.batch) < self._scenario.server.slots:
-            job, slot = self.waiting[0], len(self.batch)
-            plan = self._plan(job)
-            if not self._policy.admits(plan):
+            if not self._admit(len(self.batch), self.waiting[0], now):
                 return
-            held = self._policy.match(slot, job.content, job.tokens)
-            self._policy.open(slot, plan)
-            if held and not self._policy.reserve(Chunk(slot, held, 0)):
-                held = 0
-            self.waiting.popleft()
-            self.batch.append(job)
-            self._start(slot, job, held, now)
+            self.batch.append(self.waiting.popleft())

@@ -2,23 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any, Final
 
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers.base import ENDLESS, SchedulerBase
-from kvsim.simulation.schedulers.decoding import DecodingJobs
-from kvsim.simulation.schedulers.prefix_orders import queue_for
-from kvsim.simulation.schedulers.progress import ProgressWatch, no_progress
-from kvsim.simulation.schedulers.queues import Queue, urgency
-from kvsim.simulation.schedulers.running import RunningJobs
+from kvsim.simulation.schedulers.base import ENDLESS, DecodingJobs, SchedulerBase, no_progress
+from kvsim.simulation.schedulers.queues import Queue, queue_for, urgency
 from policies import Chunk, NoSlot, Policy
 from policies.compiled import mypyc_attr
 from policies.placement.rule import PlacementRule
+
+_LOOK_EVERY: Final = 1000
+"""Steps without progress after which it is checked whether any can still come."""
+
+
+class ProgressWatch:
+    """Counts the steps since a request last had more tokens computed than ever before."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def is_stuck(self, progressed: bool, running: Iterable[Job], waiting: Iterable[Job]) -> bool:
+        """Count a step, in which a request got further than ever before or not; return whether none ever will again.
+
+        That is certain once all tokens that are known could have been computed anew since the last progress.
+        """
+        self._steps = 0 if progressed else self._steps + 1
+        if self._steps == 0 or self._steps % _LOOK_EVERY:
+            return False
+        return self._steps > sum([job.tokens for job in chain(running, waiting)])
+
+
+_admission = attrgetter("admission")
+
+
+class RunningJobs:
+    """Slots and their jobs. Without a placement rule, ``others`` stays empty and ``decoding`` is None."""
+
+    def __init__(self, slots: int, policy: Policy):
+        self._policy = policy
+        self.jobs: list[Job] = []
+        """All of them, in order of admission."""
+        self.by_slot: dict[int, Job] = {}
+        self.free_slots = list(range(slots - 1, -1, -1))
+        """The next one to be given out is the last."""
+        self.decoding: DecodingJobs | None = None
+        self.others: list[Job] = []
+        """The jobs that are no rows, where there are rows; in order of admission."""
+        self._admissions = 0
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def use_rule(self, rule: PlacementRule) -> None:
+        """Let jobs that only decode be rows of a placement rule from now on."""
+        self.decoding = DecodingJobs(rule)
+        self.others = list(self.jobs)
+
+    def admit(self, job: Job) -> int:
+        """Give a job the next free slot, and return its number."""
+        self._admissions += 1
+        job.admission = self._admissions
+        self.jobs.append(job)
+        if self.decoding is not None:
+            self.others.append(job)
+        slot = self.free_slots.pop()
+        self.by_slot[slot] = job
+        return slot
+
+    def remove(self, job: Job) -> None:
+        """Let a job go, and take back its slot and its cells."""
+        self.stop(job)
+        self.jobs.remove(job)
+        del self.by_slot[job.slot]
+        self.free_slots.append(job.slot)
+        self._policy.free(job.slot)
+
+    def stop(self, job: Job) -> None:
+        """Compose no more chunks of a job, which keeps its slot."""
+        if job in self.others:
+            self.others.remove(job)
+
+    def join_ready(self, steps_left: Callable[[Job], int], last_tokens: Mapping[Job, int] | None) -> None:
+        """Let jobs become rows that only decode, in order of admission, up to the first that cannot.
+
+        ``steps_left``: steps that a job goes on for without ending. ``last_tokens``: tokens of jobs in the last step,
+        where only those with one may join, as rows have in every step.
+        """
+        decoding, others = self.decoding, self.others
+        if decoding is None or not others:
+            return
+        for at, job in enumerate(others):
+            ready = job.generated and job.computed == job.tokens - 1 and job.computed >= job.furthest
+            if ready and last_tokens is not None:
+                ready = last_tokens.get(job) == 1
+            if not ready or not decoding.join(job, steps_left(job)):
+                del others[:at]
+                return
+        others.clear()
+
+    def leave_rows(self, slots: list[int]) -> None:
+        """Take the jobs of some slots out of the rows."""
+        assert self.decoding is not None
+        self.others += map(self.decoding.leave, slots)
+        self.others.sort(key=_admission)
+
+    def leave_all_rows(self) -> None:
+        """Take all jobs out of the rows."""
+        if self.decoding is not None and len(self.decoding):
+            self.decoding.leave_all()
+            self.others = [job for job in self.jobs if not job.ended]
+
 
 _UNLIMITED: Final = 1 << 62
 
@@ -37,30 +137,37 @@ class Vllm(SchedulerBase):
     def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
         super().__init__(scenario, policy, backend, recorder)
         server = scenario.server
-        self._running = RunningJobs(server.slots)
+        self._running = RunningJobs(server.slots, policy)
+        self.running = self._running.jobs
+        """The jobs that have a slot, in order of admission."""
         self.waiting: Queue = queue_for(server, policy)
         self._budget = scenario.n_batch
         self._threshold = server.long_prefill_threshold
         self._chunked = server.chunked_prefill
         self._reserve_full = server.reserve_full
-        self._by_priority = server.order == "priority"
-        self._fewest_generated = server.victim == "fewest-generated"
-        self._requeues_last = server.requeue == "back"
+        if not self._chunked:
+            self._most_prompt_tokens = self._budget
+        self._last_to_stay: Callable[[Job], Any]
+        """Sort key of the running requests: the last in this order is preempted first."""
+        if server.victim == "fewest-generated":
+            self._last_to_stay = _urgency_and_progress if server.order == "priority" else _progress
+        else:
+            self._last_to_stay = urgency if server.order == "priority" else _admission
+        self._requeue: Callable[[Job], None] = self.waiting.add if server.requeue == "back" else self.waiting.put_back
         self._swaps = server.preemption == "swap"
         self._limit = _UNLIMITED if policy.unbounded else self._context - 1
         """Tokens of a sequence that are ever computed."""
         self._cache_full = False
         """Whether a step found no room and no request has ended since: then none is admitted."""
         self._progress = ProgressWatch()
+        self._most_of_one = _UNLIMITED
+        """Tokens that one prompt may have of a step: a long one gives way to others, if there are any."""
+        self._last_tokens: dict[Job, int] | None = None
+        """Tokens of each job in the step that was completed last, where these decide whether it may be a row."""
         self._left = 0
         """Tokens of the budget that the step composed last has left."""
         self._admission_blocked = False
         """Whether no request can be admitted until one ends, or a row gives room back."""
-
-    @property
-    def running(self) -> list[Job]:
-        """The jobs that have a slot, in order of admission."""
-        return self._running.jobs
 
     def use_rule(self, rule: PlacementRule | None) -> None:
         """Let requests that only decode be rows from now on."""
@@ -69,17 +176,14 @@ class Vllm(SchedulerBase):
 
     def submit(self, job: Job, now: float) -> None:
         """Fail what could never be served; queue all other requests."""
-        refused = self._refusal(job)
-        if refused is not None:
-            self._fail(job, now, *refused)
-        else:
+        if not self._refuses(job, now):
             self.waiting.add(job)
 
     def cancel(self, job: Job, now: float) -> None:
         """End a request whose client has gone."""
         self._leave_all_rows()
         if job.status == "running":
-            self._leave(job)
+            self._running.remove(job)
         else:
             self.waiting.remove(job)
             if job.ticket is not None:
@@ -95,8 +199,10 @@ class Vllm(SchedulerBase):
         """Compose chunks for running requests, then for waiting ones: vLLM's ``schedule``. Raises ``Livelock``."""
         self.rule, self._admission_blocked = None, False
         running = self._running
-        if not running.jobs and not self.waiting:
+        in_all = len(running.jobs) + len(self.waiting)
+        if not in_all:
             return ()
+        self._most_of_one = self._threshold if self._threshold and in_all > 1 else _UNLIMITED
         if running.decoding is not None:
             step = self._compose_beside_rows(running.decoding, now)
             if step is not None:
@@ -132,10 +238,9 @@ class Vllm(SchedulerBase):
             self._leave_all_rows()
         if len(self.running) == 1 and self.running[0].computed == 0:
             raise self._livelock(now, str(reason))
-        self._preempt(self._victim())
+        self._preempt(max(self.running, key=self._last_to_stay))
         self._cache_full = True
-        if self._progress.count_step(progressed=False):
-            self._check_progress(now)
+        self._count_step(False, now)
 
     def _compose_beside_rows(self, decoding: DecodingJobs, now: float) -> list[Chunk] | None:
         """Compose a step in which rows get their tokens; None if one is in the way or must be preempted.
@@ -171,9 +276,8 @@ class Vllm(SchedulerBase):
 
     def _serve_others(self, step: dict[int, Chunk], left: int) -> int | None:
         """Add chunks for the jobs beside the rows; the tokens left, or None if one finds no room."""
-        threshold = self._most_of_one()
         for job in self._running.others:
-            n = min(self._outstanding(job), threshold, left, self._limit - job.computed)
+            n = min(self._outstanding(job), self._most_of_one, left, self._limit - job.computed)
             if n > 0:
                 chunk = Chunk(job.slot, job.computed, n)
                 if not self._reserve(job, chunk):
@@ -184,17 +288,17 @@ class Vllm(SchedulerBase):
 
     def _serve_running(self, step: dict[int, Chunk]) -> bool:
         """Add a chunk for each running request; False if one had to be preempted."""
-        budget, at, preempted, threshold = self._budget, 0, False, self._most_of_one()
+        budget, at, preempted = self._budget, 0, False
         running = self._running.jobs
         while at < len(running) and budget > 0:
             job = running[at]
-            n = min(self._outstanding(job), threshold, budget, self._limit - job.computed)
+            n = min(self._outstanding(job), self._most_of_one, budget, self._limit - job.computed)
             if n <= 0:
                 at += 1
                 continue
             chunk = Chunk(job.slot, job.computed, n)
             while not self._reserve(job, chunk):
-                victim = self._victim()
+                victim = max(running, key=self._last_to_stay)
                 if victim.slot in step:
                     budget += step.pop(victim.slot).n
                     at -= 1
@@ -211,7 +315,7 @@ class Vllm(SchedulerBase):
 
     def _admit_waiting(self, step: dict[int, Chunk], now: float) -> None:
         """Add chunks for waiting requests, in order, until one finds no room."""
-        budget, threshold, policy, running = self._left, self._most_of_one(), self._policy, self._running
+        budget, policy, running = self._left, self._policy, self._running
         if budget > 0 and running.free_slots:
             self.waiting.arrange()
         while budget > 0 and running.free_slots and (job := self._next_waiting()) is not None:
@@ -228,7 +332,7 @@ class Vllm(SchedulerBase):
                 job.ticket = None
             else:
                 held = policy.match(slot, job.content, tokens)
-            n = min(tokens - held, threshold)
+            n = min(tokens - held, self._most_of_one)
             if n > budget:
                 if not self._chunked and not swapped:
                     return
@@ -257,12 +361,6 @@ class Vllm(SchedulerBase):
         """The waiting request to be admitted next."""
         return self.waiting.first() if self.waiting else None
 
-    def _most_of_one(self) -> int:
-        """Tokens that one prompt may have of a step: a long one gives way to others, if there are any."""
-        if not self._threshold or len(self._running.jobs) + len(self.waiting) == 1:
-            return _UNLIMITED
-        return self._threshold
-
     def _complete(self, step: Sequence[Chunk], now: float) -> None:
         """Count the tokens, emit output tokens, and let requests become rows that now only decode."""
         running, progressed = self._running, False
@@ -276,29 +374,17 @@ class Vllm(SchedulerBase):
             if job.computed > job.furthest:
                 job.furthest, progressed = job.computed, True
             if job.computed == job.tokens and not job.ended:
-                self._emit(job, now)
-        if self._progress.count_step(progressed):
-            self._check_progress(now)
+                full = self._emit_token(job, now)
+                # Unlike llama-server, vLLM also counts the token that was only just generated.
+                full = full or (job.tokens == self._context and not self._policy.unbounded)
+                if job.generated == job.request.output_tokens or full:
+                    self._finish(job, now)
+        self._count_step(progressed, now)
         if running.others:
-            self._join_ready()
-
-    def _join_ready(self) -> None:
-        """Let requests become rows that now only decode."""
-        self._running.join_ready(self._steps_to_end)
-
-    def _steps_to_end(self, job: Job) -> int:
-        return self._steps_left(job, self._context - 1)
-
-    def _emit(self, job: Job, now: float) -> None:
-        """Count an output token, and end the request if it was the last that it may have."""
-        # Unlike llama-server, vLLM also counts the token that was only just generated.
-        full = self._emit_token(job, now) or (job.tokens == self._context and not self._policy.unbounded)
-        if job.generated == job.request.output_tokens or full:
-            self._finish(job, now)
+            running.join_ready(lambda job: self._steps_left(job, self._context - 1), self._last_tokens)
 
     def _finish(self, job: Job, now: float) -> None:
         """End a request that has all its output, or all that its sequence has room for."""
-        job.truncated = job.generated < job.request.output_tokens
         self._release(job)
         self._end(job, now)
         self._cache_full = False
@@ -311,30 +397,14 @@ class Vllm(SchedulerBase):
         self._running.leave_all_rows()
         self.rule = None
 
-    def _victim(self) -> Job:
-        """The running request to be preempted: the last one, the least urgent, or the one with the fewest outputs."""
-        running = self.running
-        if self._by_priority:
-            return max(running, key=_urgency_and_progress if self._fewest_generated else urgency)
-        return max(running, key=_progress) if self._fewest_generated else running[-1]
-
     def _preempt(self, job: Job) -> None:
         """Take the job's cells, and let it wait until there is room again."""
         job.ticket = self._policy.swap_out(job.slot) if self._swaps and job.computed else None
         self._policy.will_return(job.slot)
-        self._leave(job)
+        self._running.remove(job)
         self._policy.note_preemption()
-        self._recorder.preempted(job)
-        job.status, job.computed = "preempted", 0
-        job.preemptions += 1
+        self._put_off(job)
         self._requeue(job)
-
-    def _requeue(self, job: Job) -> None:
-        """Let a preempted job wait again."""
-        if self._requeues_last:
-            self.waiting.add(job)
-        else:
-            self.waiting.put_back(job)
 
     def _release(self, job: Job) -> None:
         """A job has ended: see to it that its slot and its cells are taken back."""
@@ -342,27 +412,11 @@ class Vllm(SchedulerBase):
 
     def _let_go(self, job: Job) -> None:
         """Take back the slot and the cells of a job that has ended."""
-        self._leave(job)
-
-    def _leave(self, job: Job) -> None:
         self._running.remove(job)
-        self._policy.free(job.slot)
 
-    def _refusal(self, job: Job) -> tuple[FailureKind, str, int, str] | None:
-        """Why the request can never be served: what ``_fail`` is told; None if it can."""
-        prompt = job.request.prompt_tokens
-        if prompt >= self._context:
-            sizes = f"{prompt} prompt tokens, {self._context} in a sequence"
-            return FailureKind.CONTEXT, f"the request exceeds the longest sequence: {sizes}", self._context, ""
-        if not self._chunked and prompt > self._budget:
-            why = f"{prompt} prompt tokens exceed n_batch ({self._budget}), and prefill is not chunked"
-            return FailureKind.BATCH, why, self._budget, ""
-        why_not = self._policy.refusal(self._plan(job))
-        return None if why_not is None else (FailureKind.CACHE, why_not, 0, why_not)
-
-    def _check_progress(self, now: float) -> None:
-        """Raise ``Livelock`` if no request will ever get further."""
-        if self._progress.is_stuck([*self.running, *self.waiting]):
+    def _count_step(self, progressed: bool, now: float) -> None:
+        """Raise ``Livelock`` if no request will ever get further; ``progressed``: whether one has in this step."""
+        if self._progress.is_stuck(progressed, self.running, self.waiting):
             raise self._livelock(now)
 
     def _livelock(self, now: float, reason: str = "") -> Livelock:

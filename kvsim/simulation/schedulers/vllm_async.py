@@ -70,8 +70,7 @@ class AsyncVllm(Vllm):
         self._in_flight: dict[Job, _InFlight] = {}
         self._stale: dict[Job, int] = {}
         """Number of parts in flight, by job, that were composed before its last preemption."""
-        self._tokens_in_step: dict[Job, int] = {}
-        """Tokens of each job in the chunks of the step that was completed last."""
+        self._last_tokens = {}
         self._ending: dict[Job, None] = {}
         """Jobs that have ended in a step that is in flight."""
         self._arrived: list[Job] = []
@@ -81,10 +80,7 @@ class AsyncVllm(Vllm):
 
     def submit(self, job: Job, now: float) -> None:
         """Fail what could never be served; queue all other requests, to be seen a step later."""
-        refused = self._refusal(job)
-        if refused is not None:
-            self._fail(job, now, *refused)
-        else:
+        if not self._refuses(job, now):
             self._arrived.append(job)
 
     def cancel(self, job: Job, now: float) -> None:
@@ -213,7 +209,7 @@ class AsyncVllm(Vllm):
             samples, beyond = job.computed + chunk.n >= job.tokens, job.ended
             self._launch(job, chunk.n, samples, beyond)
             parts.append((job, chunk.n, samples, beyond))
-        self._tokens_in_step = {job: n for job, n, _, _ in parts}
+        self._last_tokens = {job: n for job, n, _, _ in parts}
         ended_before = len(self._ending)
         super()._complete(step, now)
         ended = list(self._ending)[ended_before:]
@@ -235,13 +231,6 @@ class AsyncVllm(Vllm):
         """See what was in flight before the last of several steps."""
         while self.flights:
             self.collect()
-
-    def _join_ready(self) -> None:
-        self._running.join_ready(self._steps_to_end, self._may_join)
-
-    def _may_join(self, job: Job) -> bool:
-        """Whether the job had just one token in the step that has ended, as rows have in every step."""
-        return self._tokens_in_step.get(job) == 1
 
     def _leave_rows(self, slots: list[int]) -> None:
         """Take jobs out of the rows, each of which has a token in flight."""
@@ -274,7 +263,7 @@ class AsyncVllm(Vllm):
         if not job.ended:
             super()._preempt(job)
             return
-        self._leave(job)
+        self._running.remove(job)
         self._policy.note_preemption()
         self._recorder.preemptions += 1
         job.preemptions += 1
@@ -288,7 +277,7 @@ class AsyncVllm(Vllm):
     def _let_go(self, job: Job) -> None:
         """Take back what the job holds, or take it out of the queue that it was put back into."""
         if self._running.by_slot.get(job.slot) is job:
-            self._leave(job)
+            super()._let_go(job)
         else:
             self.waiting.remove(job)
         self._cache_full = False

@@ -8,9 +8,8 @@ from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.request_log import RequestLog
-from kvsim.simulation.rows import Table
 from kvsim.simulation.run import build_policy, cost_model, drive, ledger_for
-from kvsim.simulation.run_tables import requests_table
+from kvsim.simulation.run_tables import Table, requests_table
 from policies.cells.region_search import SEARCHES
 from policies.layouts.paged import PagedPolicy
 from tests.worlds import attributes_of

@@ -6,7 +6,7 @@ import pytest
 
 from kvsim.errors import UserError
 from kvsim.scenario.assumptions import assumptions
-from kvsim.simulation.result import summarize
+from kvsim.simulation.summary import summarize
 from policies import CacheConfig
 from policies.layouts.llamacpp import early_2025
 from tests.kvsim.simulation.stories import each, says, tell

@@ -75,16 +75,18 @@ def test_what_a_waiting_request_needs_comes_while_others_run_and_its_step_waits_
         assert (recorder.from_host_cells, recorder.prefetched_cells, recorder.prefetch_wait_s) == (8, 8, waits)
 
 
+DRIVEN_OUT = [
+    says(0, 0.0, (1, 0, 9)),
+    says(1, 1.5, (2, 0, 9)),
+    says(2, 3.0, (3, 0, 39)),
+    says(3, 4.0, (4, 0, 3), output=4),
+]
+"""0 and 1 are driven out by 2; 3 runs from 4 s on."""
+
+
 def test_one_copy_follows_another():
-    """0 and 1 are driven out by 2. 4 and 5 are seen at 5 and want their blocks back, which takes until 11 and 17."""
-    requests = [
-        says(0, 0.0, (1, 0, 9)),
-        says(1, 1.5, (2, 0, 9)),
-        says(2, 3.0, (3, 0, 39)),
-        says(3, 4.0, (4, 0, 3), output=4),
-        says(4, 4.5, (1, 0, 9)),
-        says(5, 4.5, (2, 0, 9)),
-    ]
+    """4 and 5 are seen at 5 and want their blocks back, which takes until 11 and 17."""
+    requests = [*DRIVEN_OUT, says(4, 4.5, (1, 0, 9)), says(5, 4.5, (2, 0, 9))]
     _, recorder, jobs = tell("on-resume", requests, blocks=10)
     assert [(job.started_s, job.finished_s) for job in jobs[3:]] == [(4.0, 8.0), (8.0, 12.0), (12.0, 18.0)]
     assert recorder.prefetch_wait_s == 3.0 + 5.0
@@ -92,14 +94,7 @@ def test_one_copy_follows_another():
 
 def test_a_step_waits_for_the_last_of_those_that_it_starts():
     """Prefetching under a scheduler that starts 4 and 5 together, when 3 has ended."""
-    requests = [
-        says(0, 0.0, (1, 0, 9)),
-        says(1, 1.5, (2, 0, 9)),
-        says(2, 3.0, (3, 0, 39)),
-        says(3, 4.0, (4, 0, 3), output=4),
-        says(4, 4.5, (1, 0, 9)),
-        says(5, 4.5, (2, 0, 9)),
-    ]
+    requests = [*DRIVEN_OUT, says(4, 4.5, (1, 0, 9)), says(5, 4.5, (2, 0, 9))]
     diary, recorder, jobs = tell("on-resume", requests, blocks=10, server__slots=2, server__scheduler="static")
     assert diary.steps[-1] == [(4, 8, 1), (5, 8, 1)]
     assert [(job.started_s, job.finished_s) for job in jobs[3:]] == [(4.0, 8.0), (8.0, 18.0), (8.0, 18.0)]
@@ -108,14 +103,7 @@ def test_a_step_waits_for_the_last_of_those_that_it_starts():
 
 def test_whoever_needs_blocks_that_are_on_their_way_waits_for_them():
     """4 waits, and its two blocks are there at 11. 5 is more urgent, says the same, and starts at 8."""
-    requests = [
-        says(0, 0.0, (1, 0, 9)),
-        says(1, 1.5, (2, 0, 9)),
-        says(2, 3.0, (3, 0, 39)),
-        says(3, 4.0, (4, 0, 3), output=4),
-        says(4, 4.5, (1, 0, 9), priority=1),
-        says(5, 7.5, (1, 0, 9)),
-    ]
+    requests = [*DRIVEN_OUT, says(4, 4.5, (1, 0, 9), priority=1), says(5, 7.5, (1, 0, 9))]
     _, _, jobs = tell("on-resume", requests, blocks=10, server__order="priority")
     assert (jobs[5].started_s, jobs[5].cached) == (8.0, 8)
     assert jobs[5].finished_s == 12.0

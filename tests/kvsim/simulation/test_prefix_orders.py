@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.simulation.job import Job
-from kvsim.simulation.schedulers.prefix_orders import DepthFirstQueue, LongestPrefixQueue, depth_first
-from kvsim.simulation.schedulers.queues import FcfsQueue
+from kvsim.simulation.schedulers.queues import DepthFirstQueue, FcfsQueue, LongestPrefixQueue, depth_first
 from policies import CacheConfig, Chunk, Content, SequencePlan, available
 from policies.content import NOTHING
 from tests.kvsim.simulation.random_runs import outcome

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import load_scenario
-from kvsim.simulation.result import summarize
 from kvsim.simulation.run import run
+from kvsim.simulation.summary import summarize
 from policies import Policy
 from policies.layouts.paged import PagedPolicy
 from policies.presets import PRESETS

@@ -25,8 +25,8 @@ from kvsim.reports.report import Report, Section
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.job import FailureKind
 from kvsim.simulation.recorder import DETAILS
-from kvsim.simulation.rows import Table
 from kvsim.simulation.run import run
+from kvsim.simulation.run_tables import Table
 from kvsim.simulation.time_breakdown import SECONDS, TERMS
 from policies import available
 from tests.kvsim.simulation.random_runs import scenarios

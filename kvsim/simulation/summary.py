@@ -1,12 +1,17 @@
-"""Why the requests of a run failed: counts, sizes and limits for each kind of failure, and the reason in words."""
+"""The summary of a run: its figures, why requests failed, and what was priced without a measurement, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kvsim.scenario.prefixes import hit_rate
 from kvsim.simulation.job import FailureKind, Job
+
+if TYPE_CHECKING:
+    from kvsim.simulation.recorder import Recorder
+    from workloads import Prefixes
 
 
 @dataclass(slots=True)
@@ -102,3 +107,63 @@ def sum_failures(runs: Iterable[Sequence[Mapping[str, Any]]]) -> list[dict[str, 
 def failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say in a line for each kind how many requests failed and why; ``failures`` are those of a run's summary."""
     return [f"{entry['count']:,} failed: {entry['reason']}" for entry in failures]
+
+
+_WORDS = {"host_copies": "copies to host memory", "mapping": "mapping pages"}
+"""What is printed for keys that are no words."""
+
+
+def inferred_lines(summaries: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """A line for each thing that was inferred, with the policies that it concerns; ``summaries`` of runs."""
+    policies: dict[tuple[str, str], dict[str, None]] = {}
+    for summary in summaries:
+        for what, how in summary.get("inferred", {}).items():
+            policies.setdefault((what, how), {})[summary["policy"]] = None
+    return tuple(
+        f"inferred, not measured: {_WORDS.get(what, what)} of {', '.join(concerned)}, {how}"
+        for (what, how), concerned in policies.items()
+    )
+
+
+def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict[str, Any]:
+    """The figures of a run, ready for JSON: times in seconds, None where there is no figure.
+
+    ``cell_bytes``: bytes of K and V in one cell, all layers. ``prefixes``: what the workload says about prompts that
+    begin alike; if nothing, there is no hit rate.
+    """
+    held = recorder.host_prompts
+    return {
+        **recorder.requests.latencies.summary(),
+        "queue": recorder.queue.summary(),
+        "cache": {
+            **recorder.cache_states.means(),
+            "scored_useful": recorder.useful_scores / recorder.scores if recorder.scores else None,
+            "failed_allocations": recorder.failed_allocations,
+            "batch_splits": recorder.batch_splits,
+            "compactions": recorder.compactions,
+            "move_runs": recorder.move_runs,
+            "moved_cells": recorder.moved_cells,
+            "moved_bytes": int(recorder.moved_cells * cell_bytes),
+            "mapped_pages": recorder.mapped_pages,
+        },
+        "context_shifts": recorder.context_shifts,
+        "preemptions": recorder.preemptions,
+        "recomputed_tokens": recorder.recomputed_tokens,
+        "prefix": {
+            "tokens": recorder.prefix_looked_up,
+            "found": recorder.prefix_found,
+            "hit_rate": hit_rate(recorder.prefix_found, recorder.prefix_looked_up, prefixes),
+        },
+        "host": {
+            "bytes_out": int(recorder.to_host_cells * cell_bytes),
+            "bytes_in": int(recorder.from_host_cells * cell_bytes),
+            "bytes_prefetched": int(recorder.prefetched_cells * cell_bytes),
+            "prefetch_wait_s": recorder.prefetch_wait_s,
+            "saves": recorder.host_saves,
+            "loads": recorder.host_loads,
+            "copy_s": recorder.host_copy_s,
+            "most_bytes": None if held is None else held.most_bytes,
+            "limit_bytes": None if held is None else held.limit_bytes or None,
+        },
+        "forward_passes": recorder.forward_passes,
+    }

@@ -11,7 +11,7 @@ import pytest
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.job import Job
-from kvsim.simulation.latency_stats import LatencyStats, QueueMonitor
+from kvsim.simulation.request_log import LatencyStats, QueueMonitor
 from kvsim.simulation.run import run
 from tests.worlds import command
 from workloads import Request
