@@ -35,8 +35,8 @@ LIGHT = {
     "scenario show identical": SLOW
     | SIMULATION
     | {"rich", "kvsim.costs.profile", "policies.layouts.unified", "workloads.traces.azure"},
-    "policies": SLOW | SIMULATION | {"workloads", "kvsim.scenario", "policies.layouts.unified"},
-    "policies paged": SLOW | SIMULATION | {"workloads", "kvsim.scenario", "policies.layouts.unified"},
+    "policies": SLOW | SIMULATION | {"workloads", "kvsim.scenario.scenario", "policies.layouts.unified"},
+    "policies paged": SLOW | SIMULATION | {"workloads", "kvsim.scenario.scenario", "policies.layouts.unified"},
     "plan --list": SLOW | SIMULATION | SECTIONS,
     "plan --model llama-3.1-8b --memory 80GB": SLOW | SIMULATION | SECTIONS,
     "run identical": SLOW | {"rich.progress", "kvsim.experiments", "kvsim.engines", "kvsim.costs.fitting"},

@@ -71,18 +71,21 @@ def report(
         raise UserError(f"{out}: a page is written to a file that ends in .html or .htm")
     if isinstance(results, str | Path):
         page, target = _page_of(Path(results), progress)
-    elif out is None or not hasattr(results, "save"):
+        return _write(page, target if out is None else Path(out))
+    if out is None or not hasattr(results, "save"):
         raise UserError(
             f"report of a {type(results).__name__}: the folder it was saved to is expected, or a Comparison or "
             "SweepResult and out, the page to write"
         )
-    else:
-        with TemporaryDirectory() as folder:
-            results.save(folder)
-            page, target = _page_of(Path(folder), progress)
-    target = target if out is None else Path(out)
+    with TemporaryDirectory() as folder:
+        results.save(folder)
+        # Pictures are read when the page is written.
+        return _write(_page_of(Path(folder), progress)[0], Path(out))
+
+
+def _write(page: Report, target: Path) -> Path:
+    """Write a page under a temporary name first, so that it is never incomplete. Raises ``UserError``."""
     try:
-        # Written to a temporary name first, so that the page is never incomplete.
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
         part.write_text(html(page), encoding="utf-8")

@@ -163,7 +163,7 @@ SERVER_MISTAKES = {
     ),
     "unknown scheduler": (
         'scheduler = "orca"',
-        "server.scheduler: input should be 'llama-server', 'llama-server-fair', 'llama-server-b4875'",
+        "server.scheduler: no scheduler called 'orca'; there are llama-server, llama-server-fair, ",
     ),
     "unknown order": ('order = "fair"', "server.order: input should be 'fcfs', 'priority', "),
     "unknown preemption": ('preemption = "kill"', "server.preemption: input should be 'recompute' or 'swap'"),
@@ -174,7 +174,10 @@ SERVER_MISTAKES = {
         "server.slot_prompt_similarity: input should be less than or equal",
     ),
     "all kept free": ("[cache]\nwatermark = 1.0", "cache.watermark: input should be less than 1, got 1.0"),
-    "unknown eviction": ('[cache]\neviction = "mru"', "cache.eviction: input should be 'lru', 'fifo', 'lfu', "),
+    "unknown eviction": (
+        '[cache]\neviction = "mru"',
+        "cache.eviction: no order of eviction called 'mru'; did you mean 'lru'? There are lru, fifo, ",
+    ),
     "unknown order of free blocks": ('[cache]\nfree_order = "0.1"', "cache.free_order: input should be '0.33.0' or "),
     "less than nothing in the host": ("[cache]\nhost_cells = -1", "cache.host_cells: input should be greater than or"),
     "no room for a block": ('[cache]\npolicy = "paged"\ncells = 24', "24 cells make 1 blocks of 16, and block 0 is "),

@@ -52,7 +52,7 @@ def test_a_file_serves_compare_and_its_report(tmp_path):
     assert f"plug-ins: lowest-cell from {tmp_path}/mine.py {version}" in done.stdout.replace("\n", "")
     assert command("report", "results/chat").returncode == 0
     page = (tmp_path / "results" / "chat" / "report.html").read_text(encoding="utf-8")
-    assert f"Plug-ins: lowest-cell from {tmp_path}/mine.py {version}." in page
+    assert f"plug-ins: lowest-cell from {tmp_path}/mine.py {version}" in page
     assert f"--policy paged --plugin {tmp_path}/mine.py" in page
     assert command("why", "chat", "-p", "lowest-cell", "--plugin", "mine.py", "--json").returncode == 0
 

@@ -323,7 +323,7 @@ def test_the_command_prints_a_table_and_a_conclusion(within, tmp_path):
     printed = " ".join(finished.stdout.split())
     assert "point cache.cells workload.rate policy runs e2e mean" in printed
     assert "24 runs, 0 of which could not finish" in printed
-    assert "small: lowest e2e_mean of 4 points: " in printed
+    assert "lowest e2e_mean of 4 points: " in printed
     assert "Saved sweep.sqlite, sweep.json, sweep.csv, runs.csv, best.csv in results/small/" in printed
     assert len(pd.read_csv(tmp_path / "results" / "small" / "runs.csv")) == 24
 

@@ -158,7 +158,10 @@ WRONG_VALUES = {
         "workload.output_tokens.value: input should be greater than or equal to 1, got 0",
     ),
     "unknown model": ('[model]\nname = "gpt"', "model.name: no model called 'gpt'; there are tiny, small"),
-    "unknown scheduler": ('[server]\nscheduler = "fair"', "server.scheduler: input should be 'llama-server'"),
+    "unknown scheduler": (
+        '[server]\nscheduler = "fair"',
+        "server.scheduler: no scheduler called 'fair'; there are llama-server, ",
+    ),
     "unknown kernel": ('[cache]\nkernel = "magic"', "cache.kernel: input should be 'masked'"),
     "slot larger than the cache": (
         "[server]\nslot_context = 32768",
