@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 PROGRAM = Path(sys.executable).parent / "kvsim"
-PROGRESS = re.compile(r".*: \d+% after \d+ s")
+PROGRESS = re.compile(r"(?!kvsim: |warning: ).*: .* after \d+ s")
 
 
 def complaints(finished):
