@@ -58,14 +58,14 @@ class Result:
 
     @property
     def table_of_passes(self) -> Table:
-        """As ``passes``, without pandas."""
+        """One row for each forward pass, as in ``passes``, but without loading pandas. Raises ``UserError``."""
         if self.kept_tables.passes is None:
             raise UserError(f'{self.policy}: its passes were not kept; ask for them with detail="tables"')
         return self.kept_tables.passes
 
     @property
     def table_of_causes(self) -> Table:
-        """As ``causes``, without pandas."""
+        """One row for each request with its seconds by cause, as in ``causes``, but without loading pandas."""
         if self.kept_tables.causes is None:
             if self.kept_tables.passes is None:
                 raise UserError(

@@ -108,7 +108,7 @@ class PromptHeavy(TokenRule):
 
     @property
     def queries(self) -> int | None:
-        """Those at the end of the prompt."""
+        """Count the last queries of the prompt only."""
         return OBSERVED
 
     def most_held(self, prompt: int, final: int, n_ubatch: int) -> int:

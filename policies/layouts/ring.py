@@ -58,7 +58,7 @@ class RingOrder(TokenOrder):
         return np.concatenate((np.arange(self.sinks), np.arange(length - (self.window - self.sinks), length)))
 
     def positions(self, region: Region, numbers: IntArray) -> IntArray:
-        """Those of the sinks stay."""
+        """Rotary positions, int64 of shape (n,): those of the sinks stay, others lag behind their numbers."""
         return np.where(numbers < self.sinks, numbers, numbers - self._lag(region))
 
     def settle_rotations(self) -> Shift:

@@ -37,9 +37,11 @@ class CellStepRule(PlacementRule):
         self._first: i64 = 0
         """The cell of the first row in the step that is repeated."""
         self._done: i64 = 0
-        """Repeats since that step; so many are possible, and after so many some row has had its last token:"""
+        """Repeats since that step."""
         self._possible: i64 = 0
+        """The most repeats that change nothing else."""
         self._until_end: i64 = 0
+        """Repeats after which some row has had its last token."""
 
     def _changed(self) -> None:
         rows = list[CellRow]()

@@ -91,10 +91,9 @@ class StreamRule(CellStepRule):
 
     def _changed(self) -> None:
         super()._changed()
-        self._by_pass, self._stream_rows, self._tokens = [], [], 0
-        for row in self.rows:
-            assert isinstance(row, StreamRow)
-            self._stream_rows.append(row)
+        self._by_pass, self._tokens = [], 0
+        self._stream_rows = cast(list[StreamRow], self.cell_rows)
+        for row in self._stream_rows:
             self._tokens += row.n
 
     def _is_ready(self, tokens: int) -> bool:

@@ -102,7 +102,7 @@ def read_jsonl(
     use: Callable[[int, list[Any]], Good],
     longest: int = MAX_LINE,
 ) -> Iterator[Good]:
-    """The same of a file with one JSON object in each line, of at most ``longest`` characters."""
+    """Read a file with one JSON object in each line, of at most ``longest`` characters, as ``read_csv`` reads a CSV."""
     keys = tuple(columns)
     places = [(name, column.of_value) for name, column in columns.items()]
 

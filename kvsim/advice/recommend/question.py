@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class Question(ABC):
     """The question that a recommendation answers."""
 
     scenario: Scenario
@@ -81,9 +82,9 @@ class Question:
         }
 
     @property
+    @abstractmethod
     def table(self) -> pd.DataFrame:
         """The answer, one row for each setting, engine or device."""
-        raise NotImplementedError
 
     @property
     def candidates(self) -> pd.DataFrame | None:

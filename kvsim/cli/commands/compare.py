@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,6 +31,9 @@ from kvsim.cli.options import (
 )
 from kvsim.cli.progress import RunProgress
 from kvsim.results import writable
+
+if TYPE_CHECKING:
+    from kvsim.experiments.comparison import Comparison
 
 app = typer.Typer(add_completion=False)
 
@@ -101,12 +104,14 @@ def compare(
     warn(comparison.warnings)
     answer(comparison, as_json)
     if not as_json:
-        written = comparison.save(out / loaded.name, plots=plots)
-        named = ("comparison.csv", "comparison.png", "cells.png")
-        first = [path.name for path in written if path.name in named]
-        more = "" if plots else "; --plots draws pictures too"
-        typer.echo(
-            f"\nSaved {', '.join(first)} and {len(written) - len(first)} more files in {written[0].parent}/{more}"
-        )
+        _save(comparison, out / loaded.name, plots)
         if any(result.summary["failed"] for result in comparison.results):
             point_to_questions("requests fail")
+
+
+def _save(comparison: Comparison, folder: Path, plots: bool) -> None:
+    """Save what was found, and say where."""
+    written = comparison.save(folder, plots=plots)
+    first = [path.name for path in written if path.name in ("comparison.csv", "comparison.png", "cells.png")]
+    more = "" if plots else "; --plots draws pictures too"
+    typer.echo(f"\nSaved {', '.join(first)} and {len(written) - len(first)} more files in {written[0].parent}/{more}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -63,14 +64,14 @@ class EngineRun:
     """Dumps of llama.cpp's cells that were compared with the policy's, all equal."""
 
 
-class EngineRunner:
+class EngineRunner(ABC):
     """A real engine that runs the scenario."""
 
     reference_passes: ReferencePasses
 
+    @abstractmethod
     def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
-        """A new backend and the policy to drive it with."""
-        raise NotImplementedError
+        """Make a new backend, and the policy to drive it with."""
 
     def run_share(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
         """Share of its processors that the run got, and number of cell dumps compared in it."""
@@ -80,10 +81,10 @@ class EngineRunner:
         """Repeat the run untimed if its cells could not be compared; return the number of dumps compared."""
         return 0
 
-    def close(self, backend: Backend) -> None:
+    def close(self, backend: Backend) -> None:  # noqa: B027  (our own engine has nothing to free)
         """Free the backend after its run."""
 
-    def shut_down(self) -> None:
+    def shut_down(self) -> None:  # noqa: B027  (our own engine has nothing to free)
         """Free everything after all runs."""
 
 
@@ -132,7 +133,7 @@ class LlamaCppRunner(EngineRunner):
         return backend.policy, backend
 
     def run_share(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
-        """As llama.cpp's own calls took it."""
+        """Share of the processors while llama.cpp's own calls ran, and the number of cell dumps compared."""
         assert isinstance(backend, LlamaCpp)
         context = backend.context
         share = context.cpu_s / (context.wall_s * self._session.threads) if context.wall_s else 1.0

@@ -54,7 +54,7 @@ class Summary:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As one JSON object."""
+        """Return the counts as one JSON object."""
         said: dict[str, Any] = {"requests": self.requests, **{end: self.ends[end] for end in get_args(End)}}
         said["counted"] = {way: self.counted[way] for way in COUNTED}
         said |= {name: getattr(self, name) for name in ("without_blocks", "lost", "faults", "passed_on")}

@@ -185,7 +185,7 @@ class FrontEnd(NamedTuple):
 
     @property
     def both_s(self) -> float:
-        """What it adds to a time to first token."""
+        """Seconds that both ways together add to a time to first token."""
         return self.there_s + self.back_s
 
 

@@ -114,7 +114,7 @@ class SchedulerBase(ABC):
         """Decline: every sequence stays in the chunks."""
 
     def decode_only_steps(self) -> int:
-        """As many as there may be."""
+        """The most steps that rows may take before the scheduler must be asked; by default without a limit."""
         return ENDLESS
 
     def commit(self, step: Sequence[Chunk], steps: int, now: float) -> None:
