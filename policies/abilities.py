@@ -81,7 +81,7 @@ class Exports:
     def copy_in(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
         """Give a sequence cells for all that was copied out to ``host``, instead of those that it has; and the copies.
 
-        Raises ``NoSlot`` where there is no room; the sequence then holds nothing.
+        Raises ``OutOfCells`` where there is no room; the sequence then holds nothing.
         """
         raise Unsupported(f"{self.name}: a sequence cannot be copied to the host")
 

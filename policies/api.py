@@ -4,6 +4,8 @@
 with a default, leaves it as it is.
 """
 
+from typing import Any
+
 from policies.cells.reads import reads_of
 from policies.content import NOTHING, Content, Key
 from policies.paging.free_lists.ranked import EvictionRank
@@ -19,7 +21,7 @@ from policies.vocabulary import (
     IntArray,
     MicroBatch,
     Moves,
-    NoSlot,
+    OutOfCells,
     Place,
     Reads,
     SequencePlan,
@@ -31,8 +33,18 @@ from policies.vocabulary import (
     split_batch,
 )
 
-API_VERSION = 1
+API_VERSION = 2
 """The version of this interface."""
+_RENAMED = {"NoSlot": "OutOfCells"}
+"""Names of earlier versions, and what they are called now."""
+
+
+def __getattr__(name: str) -> Any:
+    """Raise ``ImportError`` for a name of an earlier version, and say what it is called now."""
+    if name in _RENAMED:
+        raise ImportError(f"policies.api: {name} is called {_RENAMED[name]} since API_VERSION {API_VERSION}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "API_VERSION",
@@ -52,7 +64,7 @@ __all__ = [
     "Key",
     "MicroBatch",
     "Moves",
-    "NoSlot",
+    "OutOfCells",
     "PassReads",
     "Place",
     "PlacementRule",

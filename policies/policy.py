@@ -118,7 +118,7 @@ class Policy(Admits, FindsPrefixes, Exports, Compacts, HasPlacementRule, ABC):
 
     Eight methods everyone must understand: ``open``, ``reserve``, ``allocate``, ``free``, ``copy``, ``shift``,
     ``usage`` and ``occupancy``. What else a policy may be able to do is in ``policies/abilities.py``.
-    A method that raises leaves the state as it was (``NoSlot`` says where that is not so).
+    A method that raises leaves the state as it was (``OutOfCells`` says where that is not so).
     """
 
     # Identity and declared capabilities
@@ -201,7 +201,7 @@ class Policy(Admits, FindsPrefixes, Exports, Compacts, HasPlacementRule, ABC):
         """Give every token of the step a cell, micro-batch by micro-batch.
 
         Each chunk must begin where its sequence ends. ``views`` asks for the cells that attention may see.
-        Raises ``NoSlot`` when there is no room.
+        Raises ``OutOfCells`` when there is no room.
         """
 
     # Giving up cells

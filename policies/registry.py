@@ -34,13 +34,23 @@ FILES: dict[str, tuple[Origin, dict[str, Any]]] = {}
 class Registry:
     """What there is of one kind, by name: what is built in, and what others have added."""
 
-    def __init__(self, kind: str, group: str, table: str, built_in: Mapping[str, str]):
+    def __init__(
+        self,
+        kind: str,
+        group: str,
+        table: str,
+        built_in: Mapping[str, str],
+        *,
+        renamed: Mapping[str, str] | None = None,
+    ):
         """``kind``: what one is called; ``group``: where packages register them, as entry points; ``table``: the
-        dictionary in a file that has them; ``built_in``: names, and what each is in a line."""
+        dictionary in a file that has them; ``built_in``: names, and what each is in a line; ``renamed``: methods that
+        were called otherwise in earlier versions, and their names now."""
         self.kind = kind
         self.group = group
         self.table = table
         self.built_in = built_in
+        self._renamed = renamed or {}
         self._installed: dict[str, tuple[Any, Origin]] | None = None
         REGISTRIES.append(self)
 
@@ -100,7 +110,10 @@ class Registry:
             return f"{name!r:.60} is not a valid name; letters, digits and any of . _ + = @ - are accepted"
         if name in self.built_in or name in taken:
             return f"there is a {self.kind} called {name!r} already"
-        return None if callable(made) else f"{name!r}: a class or another callable is expected, got {made!r:.60}"
+        if not callable(made):
+            return f"{name!r}: a class or another callable is expected, got {made!r:.60}"
+        old = next((method for method in self._renamed if hasattr(made, method)), None)
+        return f"{name!r}: the method {old} is called {self._renamed[old]} now" if old else None
 
 
 REGISTRIES: list[Registry] = []

@@ -297,7 +297,7 @@ class Unsupported(Exception):
     """The layout has no such operation; the message says why."""
 
 
-class NoSlot(Exception):
+class OutOfCells(Exception):
     """There is no room for the step. The policy's state is as it was, except for what ``done`` lists."""
 
     def __init__(self, message: str, done: Sequence[MicroBatch] = ()):

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
-from policies import CacheConfig, Chunk, MicroBatch, NoSlot, Policy, PolicyFactory, SequencePlan, fault_in_plugin
+from policies import CacheConfig, Chunk, MicroBatch, OutOfCells, Policy, PolicyFactory, SequencePlan, fault_in_plugin
 from real_engine.arrays import FloatArray, IntArray
 from real_engine.engine import Engine
 from real_engine.loading import LoadedModel, build_policy, load_model
@@ -149,7 +149,7 @@ class Generation:
                 else:
                     self.prefill_s = time.perf_counter() - began
                 yield text[-1]
-        except NoSlot as e:
+        except OutOfCells as e:
             cells = f"{self._policy.capacity} cells"
             raise UserError(f"{self._policy.name}: no room after {done} tokens in {cells}: {e}") from None
         except Exception as e:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import Divergence, UserError
-from policies import Chunk, HostCopy, MicroBatch, Moves, NoSlot, Policy, Transfer
+from policies import Chunk, HostCopy, MicroBatch, Moves, OutOfCells, Policy, Transfer
 from policies.cells.arena import Arena
 from policies.delegating import DelegatingPolicy
 from policies.layouts.multi_stream import MultiStreamPolicy, Rejected
@@ -105,7 +105,7 @@ class MirroredPolicy(DelegatingPolicy):
             self.before = self.states()
         try:
             batches = self.inner.allocate(step, views=views)
-        except NoSlot:
+        except OutOfCells:
             self.expected = NO_SLOT
             raise
         except Rejected:
@@ -151,7 +151,7 @@ class MirroredPolicy(DelegatingPolicy):
             self.context.cells()  # What it printed while it searched: not of the next batch.
         try:
             copies = self.inner.copy_in(seq, host)
-        except NoSlot:
+        except OutOfCells:
             if found:
                 raise Divergence(f"llama.cpp found {len(host)} cells for a saved sequence, {self.name} none") from None
             self.context.remove(self._llama_seq(seq), 0, -1)

@@ -50,7 +50,7 @@ class ShortestFirst(SchedulerBase):
                     self._end(job, now)
                     self.full = False
 
-    def no_slot(self, reason, now):
+    def on_out_of_cells(self, reason, now):
         """Let the request admitted last wait again, so that the others have its cells."""
         self._recorder.failed_allocations += 1
         self._complete([chunk for batch in reason.done for chunk in batch.chunks], now)

@@ -9,7 +9,13 @@ from kvsim.errors import no_such
 from kvsim.model import engine_versions
 from policies.registry import Registry
 
-SCHEDULERS = Registry("scheduler", "kvsim.schedulers", "SCHEDULERS", engine_versions.SCHEDULERS)
+SCHEDULERS = Registry(
+    "scheduler",
+    "kvsim.schedulers",
+    "SCHEDULERS",
+    engine_versions.SCHEDULERS,
+    renamed={"no_slot": "on_out_of_cells"},
+)
 """The names that ``server.scheduler`` accepts. What others add is called like ``SchedulerBase``."""
 
 

@@ -28,7 +28,7 @@ class FailureKind(StrEnum):
     """It would not fit even if it had the cache to itself."""
     FULL = "full"
     """Its answer filled its slot, and the server neither shifts the context nor ends the answer."""
-    NO_SLOT = "no slot"
+    OUT_OF_CELLS = "no slot"  # llama.cpp's words, which ``--json`` keeps.
     """A step found no free cells for it, and there was nothing left to give up."""
     CANCELLED = "cancelled"
     """Its client has gone."""

@@ -77,7 +77,7 @@ class Server:
                 if refusal is None:
                     scheduler.commit(step, steps, now)
                 else:
-                    scheduler.no_slot(refusal, now)
+                    scheduler.on_out_of_cells(refusal, now)
                 if scheduler.ended:
                     if now > env.now and self._is_awaited():
                         yield from self._catch_up(now)

@@ -17,7 +17,7 @@ from kvsim.simulation.backend import Backend
 from kvsim.simulation.prefetch import Prefetcher
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import Scheduler
-from policies import Chunk, MicroBatch, NoSlot, Policy
+from policies import Chunk, MicroBatch, OutOfCells, Policy
 from policies.compiled import i64
 from policies.placement.rule import PassReads, PlacementRule
 
@@ -39,7 +39,7 @@ class Advance(NamedTuple):
     """Steps that were placed."""
     at_s: float
     """When the last of them ends, seconds."""
-    refusal: NoSlot | None = None
+    refusal: OutOfCells | None = None
     """Why the policy had no room, if it had none."""
 
 
@@ -148,7 +148,7 @@ class StepLoop:
         self._scheduler.started.clear()
         try:
             passes = rule.place(step)
-        except NoSlot as reason:
+        except OutOfCells as reason:
             return Advance(1, self._run_batches(step, reason.done, now), reason)
         clock = now
         for work in passes:
@@ -165,11 +165,11 @@ class StepLoop:
     def _step_of_chunks(self, step: Sequence[Chunk], now: float) -> Advance:
         """Place one step through the policy, and let the backend run or price it."""
         recorder, scheduler = self._recorder, self._scheduler
-        refusal: NoSlot | None = None
+        refusal: OutOfCells | None = None
         batches: Sequence[MicroBatch] = ()
         try:
             batches = self._policy.allocate(step, views=self._backend.wants_views)
-        except NoSlot as reason:
+        except OutOfCells as reason:
             refusal, batches = reason, reason.done
         if refusal is None:
             # After a refusal, copies that the next try will make are still owed: no prefetch may carry them.

@@ -46,7 +46,7 @@ class FailureGroup:
                 return (
                     f"the answer filled the slot, which is an error without context shift (a slot has {self.limit:,})"
                 )
-            case FailureKind.NO_SLOT:
+            case FailureKind.OUT_OF_CELLS:
                 return f"a step found no room in the cache{example}"
         return "the client has gone"
 

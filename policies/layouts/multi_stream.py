@@ -30,7 +30,7 @@ from policies.vocabulary import (
     IntArray,
     MicroBatch,
     Moves,
-    NoSlot,
+    OutOfCells,
     Place,
     Reads,
     Unsupported,
@@ -104,7 +104,7 @@ class MultiStreamPolicy(Policy):
     # Placement
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
-        """Check, plan and place a step; raises ``Rejected`` besides ``NoSlot``."""
+        """Check, plan and place a step; raises ``Rejected`` besides ``OutOfCells``."""
         check_step(self._streams, step)
         if self._compactor is not None or self.wants_compaction:
             self.update(sum(chunk.n for chunk in step))
@@ -116,7 +116,7 @@ class MultiStreamPolicy(Policy):
             if plan is None:
                 free = sum(arena.free.total for arena in self.arenas[0])
                 n = sum(chunk.n for chunk in step)
-                raise NoSlot(f"no room for {n} token{'s' * (n > 1)}: {free} of {self.capacity} cells are free")
+                raise OutOfCells(f"no room for {n} token{'s' * (n > 1)}: {free} of {self.capacity} cells are free")
         self._streams.attended = set()
         return tuple(self._place(batch, views) for batch in plan)
 
@@ -225,7 +225,7 @@ class MultiStreamPolicy(Policy):
             if slots is None:
                 free = self.arenas[group][self.stream_of(seq)].free.total
                 self.free(seq)
-                raise NoSlot(f"no room for {len(positions)} tokens from the host: {free} cells are free")
+                raise OutOfCells(f"no room for {len(positions)} tokens from the host: {free} cells are free")
             self._planner.take(group, slots)
             found.append((host_cells_at(host, positions), cells_array(slots[2]) + self.stream_of(seq) * spec.size))
         return tuple(

@@ -21,7 +21,7 @@ from policies.vocabulary import (
     IntArray,
     MicroBatch,
     Moves,
-    NoSlot,
+    OutOfCells,
     Place,
     SequencePlan,
     Unsupported,
@@ -119,13 +119,13 @@ class SequenceRegionPolicy(Policy):
                     first, size = region.start, region.size
                     table.enlarge(region, self.larger_size(size, need))
                     grown.append((region, first, size, region.start))
-        except (NoSlot, Unsupported) as reason:
+        except (OutOfCells, Unsupported) as reason:
             for region, first, size, _ in reversed(grown):
                 table.put_back(region, first, size)
             for seq in begun:
                 table.release(seq)
             self._search.cursor = cursor
-            raise NoSlot(str(reason)) from None
+            raise OutOfCells(str(reason)) from None
         for _, first, size, _ in grown:
             table.give_back(first, size)
         runs = [(first, now, region.length) for region, first, _, now in grown if region.length]

@@ -12,7 +12,7 @@ from policies.cells.split_batch import split_by_stream
 from policies.cells.stream_arenas import StreamArenas
 from policies.cells.window import usable_extents
 from policies.layouts.unified import cut
-from policies.vocabulary import Cells, Chunk, IntArray, NoSlot, split_batch
+from policies.vocabulary import Cells, Chunk, IntArray, OutOfCells, split_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ Planned = tuple[tuple[Chunk, ...], list[list[Slot]]]
 def check_step(streams: StreamArenas, step: Sequence[Chunk]) -> None:
     """Raise ``Rejected`` unless every sequence continues where it ends and coupled sequences agree.
 
-    As ``llama_batch_allocr::init``; ``NoSlot`` where coupled sequences would lie in different streams.
+    As ``llama_batch_allocr::init``; ``OutOfCells`` where coupled sequences would lie in different streams.
     """
     if streams.n_streams == 1 and streams.arenas[-1][0].continues(step):
         return
@@ -81,7 +81,7 @@ def check_step(streams: StreamArenas, step: Sequence[Chunk]) -> None:
                 raise Rejected(f"sequence {chunk.seq} is coupled to {seq}, but they have diverged")
     if together and streams.n_streams > 1:
         # Not a fault of the batch, in the original's eyes: it only finds no way to split it.
-        raise NoSlot("coupled sequences need a unified cache")
+        raise OutOfCells("coupled sequences need a unified cache")
 
 
 class StepPlanner:

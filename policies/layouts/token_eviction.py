@@ -28,7 +28,7 @@ from policies.vocabulary import (
     IntArray,
     MicroBatch,
     Moves,
-    NoSlot,
+    OutOfCells,
     Place,
     Reads,
     SequencePlan,
@@ -147,7 +147,9 @@ class TokenEvictionPolicy(Policy):
         if not self._make_room(tokens):
             need = max(self._missing(group, tokens) for group in range(len(self._blocks)))
             free = min(len(blocks.pool.free) for blocks in self._blocks)
-            raise NoSlot(f"the step needs {need} block{'s' * (need > 1)} of {self.block_size} cells, {free} are free")
+            raise OutOfCells(
+                f"the step needs {need} block{'s' * (need > 1)} of {self.block_size} cells, {free} are free"
+            )
         self._reserve(tokens)
         batches = [self._place(chunks, views) for chunks in split_batch(step, self._n_ubatch)]
         for row in tokens:

@@ -29,7 +29,7 @@ from policies.vocabulary import (
     Group,
     IntArray,
     MicroBatch,
-    NoSlot,
+    OutOfCells,
     Place,
     Reads,
     SequencePlan,
@@ -250,7 +250,7 @@ class TwoLevelPolicy(Policy):
         step = [chunk for chunk in step if not admissions[0].is_reserved(chunk)]
         try:
             needs = [admission.need(step, whole, in_flight) for admission in admissions]
-        except NoSlot:
+        except OutOfCells:
             return False
         memory, later = self.pages, [0] * len(needs)
         if any(needs):
@@ -284,7 +284,7 @@ class TwoLevelPolicy(Policy):
             raise Unsupported(f"{self.name}: a chunk for several sequences at once")
         if not self._reserve_step(step):
             n, free = sum(chunk.n for chunk in step), self.pages.n_available
-            raise NoSlot(f"no room for {n} token{'s' * (n > 1)}: {free} of {self.pages.n - 1} large pages are free")
+            raise OutOfCells(f"no room for {n} token{'s' * (n > 1)}: {free} of {self.pages.n - 1} large pages are free")
         by_part = [part.allocate(step, views=views) for part in self.parts]
         return tuple(
             MicroBatch(batches[0].chunks, tuple(self._places(batches))) for batches in zip(*by_part, strict=True)

@@ -25,7 +25,7 @@ from policies.vocabulary import (
     IntArray,
     MicroBatch,
     Moves,
-    NoSlot,
+    OutOfCells,
     Place,
     Shift,
     Usage,
@@ -137,7 +137,7 @@ class UnifiedPolicy(Policy):
         if found is None and self.trigger.on_failure and self.compact().n_runs:
             found = self._find_beside(0, chunks)
         if found is None:
-            raise NoSlot(f"no room for {len(host)} tokens from the host: {arena.free.total} cells are free")
+            raise OutOfCells(f"no room for {len(host)} tokens from the host: {arena.free.total} cells are free")
         self._take(chunks, found)
         self._compaction.forget_plans()
         cells = cells_array(found)
@@ -288,10 +288,10 @@ class UnifiedPolicy(Policy):
         self.arena.pending.put_back(settled)
         self.arena.head = head
 
-    def no_room(self, tokens: int, done: Sequence[MicroBatch] = ()) -> NoSlot:
+    def no_room(self, tokens: int, done: Sequence[MicroBatch] = ()) -> OutOfCells:
         """What to raise where a micro-batch of so many tokens finds no room."""
         free, size = self.arena.free.total, self.arena.size
-        return NoSlot(f"no room for {tokens} token{'s' * (tokens > 1)}: {free} of {size} cells are free", done)
+        return OutOfCells(f"no room for {tokens} token{'s' * (tokens > 1)}: {free} of {size} cells are free", done)
 
     # Parts
 

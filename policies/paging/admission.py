@@ -9,7 +9,7 @@ from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable, blocks_for, blocks_in_sight
 from policies.paging.blocks import NULL
 from policies.paging.host_offload import HostOffload
-from policies.vocabulary import Chunk, NoSlot
+from policies.vocabulary import Chunk, OutOfCells
 
 
 class Admission:
@@ -115,11 +115,11 @@ class Admission:
         return True
 
     def reserve_step(self, step: Sequence[Chunk]) -> None:
-        """Take blocks for all chunks of a step that have not got theirs yet, or raise ``NoSlot`` and take none."""
+        """Take blocks for all chunks of a step that have not got theirs yet, or raise ``OutOfCells`` and take none."""
         need, free = self.need(step), len(self._pool.free)
         if need > free:
             blocks = f"{need} block{'s' * (need > 1)}"
-            raise NoSlot(f"the step needs {blocks} of {self._blocks.block_size} cells, {free} are free")
+            raise OutOfCells(f"the step needs {blocks} of {self._blocks.block_size} cells, {free} are free")
         self.attach_found(step)
         self._reserve_all(step)
 
@@ -130,7 +130,7 @@ class Admission:
         """
         try:
             need = self.need(step)
-        except NoSlot:
+        except OutOfCells:
             return False
         if need + besides > len(self._pool.free):
             return False
@@ -160,7 +160,7 @@ class Admission:
         """Free blocks that the whole step takes. Free blocks that two sequences have found are counted twice.
 
         ``whole``: as if each sequence were to hold at least that many tokens. ``in_flight``: as in ``reserve``. Raises
-        ``NoSlot`` if what a sequence had found is gone.
+        ``OutOfCells`` if what a sequence had found is gone.
         """
         need = 0
         blocks, size = self._blocks, self._blocks.block_size
@@ -176,7 +176,7 @@ class Admission:
             found = self._found.get(seq, []) if start and not table.blocks else []
             if found and not self._still_cached(table, found):
                 del self._found[seq]
-                raise NoSlot(f"what sequence {seq} had found has been handed out since")
+                raise OutOfCells(f"what sequence {seq} had found has been handed out since")
             more, extra = self._missing(table, found, start, min(start + n, self._max_tokens))
             if whole:
                 more = max(more, min(blocks_for(whole, size), self.most_blocks) - len(table.blocks) - len(found))

@@ -11,7 +11,7 @@ from policies.compaction.triggers import CompactionPlanner
 from policies.compiled import i64, mypyc_attr
 from policies.placement.repeats import CellRow, CellStepRule
 from policies.placement.rule import GroupReads, PassReads, Row
-from policies.vocabulary import NO_MOVES, Cells, Chunk, NoSlot, split_batch
+from policies.vocabulary import NO_MOVES, Cells, Chunk, OutOfCells, split_batch
 
 if TYPE_CHECKING:
     from policies.layouts.unified import UnifiedPolicy
@@ -121,7 +121,7 @@ class CellRule(CellStepRule):
         return True
 
     def place(self, chunks: Sequence[Chunk]) -> Sequence[PassReads]:
-        """Take a step with chunks beside the rows. What ``NoSlot.done`` lists is placed, but counted for no row."""
+        """Take a step with chunks beside the rows. What ``OutOfCells.done`` lists is placed, but counted for no row."""
         own = self._tokens()
         tokens = own
         for chunk in chunks:
@@ -139,7 +139,7 @@ class CellRule(CellStepRule):
         for part in split_batch(chunks, self.max_pass_tokens, own) or [()]:
             taken = self._take_room(rest, part)
             if taken is None:
-                refusal: NoSlot = policy.no_room(rest + sum([chunk.n for chunk in part]))
+                refusal: OutOfCells = policy.no_room(rest + sum([chunk.n for chunk in part]))
                 if found:
                     self._take_back(found, head)
                 raise refusal

@@ -10,7 +10,7 @@ import numpy as np
 from policies.cells.region_search import RegionSearch
 from policies.compiled import i64, mypyc_attr
 from policies.placement.rule import GroupReads, PassReads, PlacementRule, Row
-from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, IntArray, Moves, NoSlot, Shift, View
+from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, IntArray, Moves, OutOfCells, Shift, View
 
 UNBOUNDED: Final = 1 << 60
 """More tokens than there ever are."""
@@ -91,14 +91,14 @@ class RegionTable:
             self._looked = True
 
     def take(self, seq: int, n: int) -> Region:
-        """Give a sequence a new region for ``n`` cells. Raises ``NoSlot``."""
+        """Give a sequence a new region for ``n`` cells. Raises ``OutOfCells``."""
         region = Region(seq, *self._take_cells(n))
         region.limit = self.order.limit(region)
         self.regions[seq] = region
         return region
 
     def enlarge(self, region: Region, n: int) -> None:
-        """Move a region to free cells for ``n``, but give back none yet. Raises ``NoSlot``."""
+        """Move a region to free cells for ``n``, but give back none yet. Raises ``OutOfCells``."""
         region.start, region.size = self._take_cells(n)
         region.limit = self.order.limit(region)
 
@@ -106,7 +106,7 @@ class RegionTable:
         start = self.search.find(n)
         if start is None:
             most, free = self.search.largest, self.search.free.total
-            raise NoSlot(f"no free extent of {n} cells: the largest has {most} of {free}")
+            raise OutOfCells(f"no free extent of {n} cells: the largest has {most} of {free}")
         size = self.search.size_of(n)
         self.search.take(start, size)
         self._looked = False
@@ -185,7 +185,7 @@ class RegionRule(PlacementRule):
     """Rows fill their regions, each of which is read as one run; full ones are replaced by larger ones."""
 
     def __init__(self, table: RegionTable, make_room: Callable[[Sequence[Chunk]], Moves], max_pass_tokens: int):
-        """``make_room``: lets regions grow for chunks, and says what is copied; all, or it raises ``NoSlot``."""
+        """``make_room``: lets regions grow for chunks, and says what is copied; all, or it raises ``OutOfCells``."""
         super().__init__(max_pass_tokens, 1)
         self._table = table
         self._make_room = make_room
@@ -219,7 +219,7 @@ class RegionRule(PlacementRule):
         if full:
             try:
                 moves = self._grow(())
-            except NoSlot:
+            except OutOfCells:
                 return False
         self._fill(tokens, (), moves)
         return True
@@ -244,7 +244,7 @@ class RegionRule(PlacementRule):
         self.largest_free_extent = table.largest_free_extent
 
     def _grow(self, chunks: Sequence[Chunk]) -> Moves:
-        """Make room for all rows and then for chunks; the cells to copy. Raises ``NoSlot``."""
+        """Make room for all rows and then for chunks; the cells to copy. Raises ``OutOfCells``."""
         wanted: list[Chunk] = []
         for row in self.rows:
             assert isinstance(row, Region)

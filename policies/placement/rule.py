@@ -279,7 +279,7 @@ class PlacementRule(ABC):
     def place(self, chunks: Sequence[Chunk]) -> Sequence[PassReads]:
         """Take a step with chunks beside the rows, as the policy's ``allocate`` would; its forward passes.
 
-        Raises ``NoSlot``. Then no row has been given a token; what ``NoSlot.done`` lists the scheduler counts.
+        Raises ``OutOfCells``. Then no row has been given a token; what ``OutOfCells.done`` lists the scheduler counts.
         """
 
     @abstractmethod

@@ -123,6 +123,14 @@ def test_a_scheduler_that_composes_nothing_ends_the_run(tmp_path):
         kvsim.run(kvsim.load_scenario("chat", workload__requests=5, server__scheduler="shortest-first"), "paged")
 
 
+def test_a_method_of_an_earlier_version_is_refused_with_its_name_now(tmp_path):
+    file = tmp_path / "early.py"
+    file.write_text(SCHEDULER.read_text(encoding="utf-8").replace("on_out_of_cells", "no_slot"))
+    load_plugin(file)
+    with pytest.raises(PluginError, match="'shortest-first': the method no_slot is called on_out_of_cells now"):
+        SCHEDULERS.names()
+
+
 def test_two_files_may_not_have_the_same_name(tmp_path):
     load_plugin(SCHEDULER)
     (tmp_path / "again.py").write_text(SCHEDULER.read_text(encoding="utf-8"))

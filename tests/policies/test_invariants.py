@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from policies import CacheConfig, Chunk, NoSlot, SequencePlan, Unsupported, available, plugins
+from policies import CacheConfig, Chunk, OutOfCells, SequencePlan, Unsupported, available, plugins
 from policies.compaction.compactors import pack
 from policies.layouts.multi_stream import Rejected
 from policies.layouts.paged import PagedPolicy
@@ -143,7 +143,7 @@ def test_a_token_for_two_sequences_is_seen_by_both_or_refused(name):
     before = policy.occupancy().owners
     try:
         policy.allocate([Chunk(0, 0, 4, (1,))])
-    except (Unsupported, NoSlot, Rejected):
+    except (Unsupported, OutOfCells, Rejected):
         assert policy.occupancy().owners == before
     else:
         assert sum(owners == {0, 1} for owners in policy.occupancy().owners) == 4
@@ -153,7 +153,7 @@ def test_a_token_for_two_sequences_is_seen_by_both_or_refused(name):
 def test_what_finds_no_room_is_taken_back_from_every_sequence_that_would_have_seen_it(name):
     """Two micro-batches for sequences 0 and 1 together: the first fits, the second does not."""
     policy = POLICIES[name](CacheConfig(cells=32, n_ubatch=20, sequences=2, max_tokens=64, block_size=4, chunk_size=8))
-    with pytest.raises((Unsupported, NoSlot, Rejected)):
+    with pytest.raises((Unsupported, OutOfCells, Rejected)):
         policy.allocate([Chunk(0, 0, 40, (1,))])
     assert policy.sequences() == []
     assert policy.usage().allocated == 0

@@ -97,6 +97,10 @@ def test_a_worker_loads_the_files_of_the_process_that_sent_the_work(file, monkey
     ("text", "message"),
     [
         ("x = 1\n\nimport no_such_module\n", r"mine\.py:3: ModuleNotFoundError: No module named 'no_such_module'$"),
+        (
+            "from policies.api import NoSlot\n",
+            r"mine\.py:1: ImportError: policies.api: NoSlot is called OutOfCells since",
+        ),
         ("def f(:\n", r"mine\.py:1: SyntaxError: invalid syntax$"),
         ("import sys\nsys.exit('done')\n", r"mine\.py:2: SystemExit: done$"),
         ("x = 1\n", r"mine\.py: no POLICIES; POLICIES = {'name': class} is expected at its end$"),

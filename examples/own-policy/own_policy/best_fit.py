@@ -12,7 +12,7 @@ from policies.api import (
     Group,
     IntArray,
     MicroBatch,
-    NoSlot,
+    OutOfCells,
     Place,
     Policy,
     Unsupported,
@@ -47,7 +47,7 @@ class BestFit(Policy):
         for chunk in (chunk for chunks in batches for chunk in chunks):
             first = best_fit(used, chunk.n)
             if first is None:
-                raise NoSlot(f"no free extent of {chunk.n} cells; {int((~used).sum())} of {self.capacity} are free")
+                raise OutOfCells(f"no free extent of {chunk.n} cells; {int((~used).sum())} of {self.capacity} are free")
             used[first : first + chunk.n] = True
             found.append(np.arange(first, first + chunk.n))
         cells = iter(found)

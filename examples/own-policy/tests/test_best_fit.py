@@ -3,11 +3,11 @@
 import pytest
 from own_policy.best_fit import BestFit
 
-from policies.api import API_VERSION, CacheConfig, Chunk, NoSlot
+from policies.api import API_VERSION, CacheConfig, Chunk, OutOfCells
 
 
 def test_the_interface_is_the_one_that_this_was_written_for() -> None:
-    assert API_VERSION == 1
+    assert API_VERSION == 2
 
 
 def test_a_chunk_takes_the_smallest_extent_that_holds_it() -> None:
@@ -26,6 +26,6 @@ def test_a_chunk_takes_the_smallest_extent_that_holds_it() -> None:
 def test_what_fits_in_no_extent_changes_nothing() -> None:
     policy = BestFit(CacheConfig(cells=16))
     policy.allocate([Chunk(0, 0, 10)])
-    with pytest.raises(NoSlot, match="no free extent of 7 cells; 4 of 16 are free"):
+    with pytest.raises(OutOfCells, match="no free extent of 7 cells; 4 of 16 are free"):
         policy.allocate([Chunk(1, 0, 2), Chunk(2, 0, 7)])
     assert policy.sequences() == [0]

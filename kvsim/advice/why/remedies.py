@@ -310,7 +310,7 @@ _MORE_ROOM = (
 )
 
 FAILURES: dict[FailureKind, tuple[Remedy, ...]] = {
-    FailureKind.NO_SLOT: _MORE_ROOM,
+    FailureKind.OUT_OF_CELLS: _MORE_ROOM,
     FailureKind.CACHE: _MORE_ROOM,
     FailureKind.CONTEXT: (
         Remedy(

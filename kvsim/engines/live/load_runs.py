@@ -18,7 +18,7 @@ from kvsim.engines.live.load import steps_of_prompt
 from kvsim.engines.live.steps_seen import CommonSteps, common_steps, windows
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.run import build_policy
-from policies import Chunk, MicroBatch, NoSlot, Policy
+from policies import Chunk, MicroBatch, OutOfCells, Policy
 
 _WINDOW, _SHORTEST_WINDOW = 8, 3
 """Decode steps in a row whose median is one sample: at most and at least."""
@@ -107,13 +107,13 @@ def samples_of(run: LoadRun, scenario: Scenario) -> RunSamples:
     found = RunSamples()
     if not run.shared:
         # A server whose tokens are not those that were asked for may hold more than it has room for.
-        with suppress(NoSlot):
+        with suppress(OutOfCells):
             _follow(_Replay(run, build_policy(scenario), scenario.n_batch), found)
     return found
 
 
 def _follow(replay: _Replay, found: RunSamples) -> None:
-    """Add all steps of a staircase that can be followed. Raises ``NoSlot``."""
+    """Add all steps of a staircase that can be followed. Raises ``OutOfCells``."""
     first, alone = replay.run.requests[0], replay.prompt(0)
     passes = [batch for step in alone for batch in step]
     found.alone = PromptAlone(passes, first.token_s[0] - first.sent_s, first.prompt_s)

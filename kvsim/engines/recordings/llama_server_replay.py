@@ -16,7 +16,7 @@ from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy
 from kvsim.simulation.schedulers.host_prompt_cache import MIB, STATE_HEADER, StateSize
 from kvsim.simulation.schedulers.llama_server import LlamaServer
-from policies import Chunk, Content, NoSlot
+from policies import Chunk, Content, OutOfCells
 from workloads import Request
 
 _EARLIER_STATE_HEADER = 20
@@ -77,7 +77,7 @@ class LlamaServerReplay(Replay):
         self._answers: dict[int, dict[str, Any]] = {}
         """How our requests ended, by task."""
         self._batch: list[list[Any]] = []
-        self._placed: tuple[Sequence[Chunk], NoSlot | None] = ((), None)
+        self._placed: tuple[Sequence[Chunk], OutOfCells | None] = ((), None)
         """The last step, and why it found no room, if it found none."""
         self._rounds: list[set[int]] = []
         """Tasks that were taken in each round of the server's loop that is still to come before the next step."""
@@ -165,7 +165,7 @@ class LlamaServerReplay(Replay):
         self.placed = ()
         try:
             self.placed = tuple(self._policy.allocate(piece))
-        except NoSlot as reason:
+        except OutOfCells as reason:
             refusal = reason
         self._placed = piece, refusal
 
@@ -173,7 +173,7 @@ class LlamaServerReplay(Replay):
         """Commit the last step, or make room for it."""
         (piece, refusal), self._placed = self._placed, ((), None)
         if refusal is not None:
-            self._scheduler.no_slot(refusal, 0.0)
+            self._scheduler.on_out_of_cells(refusal, 0.0)
         elif piece:
             self._offset += sum(chunk.n for chunk in piece)
             self._scheduler.commit(piece, 1, 0.0)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvsim.engines.recordings.recording_files import Record, whole_number
 from kvsim.engines.recordings.replay import Replay, State
-from policies import CacheConfig, Chunk, NoSlot
+from policies import CacheConfig, Chunk, OutOfCells
 from policies.cells.arena import Arena
 from policies.layouts.llamacpp import early_2025, mid_2025, today
 from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy, Rejected
@@ -83,7 +83,7 @@ def _perform(policy: LlamaPolicy, record: Record) -> int:
         step = [Chunk(seqs[0], pos, n, tuple(seqs[1:])) for seqs, pos, n in record["batch"]]
         try:
             policy.allocate(step)
-        except NoSlot:
+        except OutOfCells:
             return 1
         except Rejected:
             return -1

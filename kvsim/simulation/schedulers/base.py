@@ -12,7 +12,7 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job, Status
 from kvsim.simulation.recorder import Recorder
-from policies import Chunk, HostCopy, NoSlot, Policy, SequencePlan
+from policies import Chunk, HostCopy, OutOfCells, Policy, SequencePlan
 from policies.compiled import mypyc_attr
 from policies.placement.rule import PlacementRule
 
@@ -63,7 +63,7 @@ class Scheduler(Protocol):
         """The composed step has run, and with rows alone so many steps; no row had its last token before the last."""
         ...
 
-    def no_slot(self, reason: NoSlot, now: float) -> None:
+    def on_out_of_cells(self, reason: OutOfCells, now: float) -> None:
         """The policy had no room for the composed step: make room. Raises ``Livelock`` if that is impossible."""
         ...
 

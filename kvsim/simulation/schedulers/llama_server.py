@@ -14,7 +14,7 @@ from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.host_prompt_cache import Entry, HostPromptCache, ratio
 from kvsim.simulation.schedulers.slot_server import SlotServer
 from kvsim.simulation.schedulers.slots import DecisionLog, Slot, no_log
-from policies import NOTHING, Chunk, Content, NoSlot, Policy
+from policies import NOTHING, Chunk, Content, OutOfCells, Policy
 from policies.compiled import mypyc_attr
 
 _UNLIKE = np.float32(0)
@@ -47,7 +47,7 @@ class LlamaServer(SlotServer):
         recorder.host_prompts = self.host_cache
         self._unified = scenario.unified
 
-    def no_slot(self, reason: NoSlot, now: float) -> None:
+    def on_out_of_cells(self, reason: OutOfCells, now: float) -> None:
         """Purge an idle slot; with none left halve ``n_batch``; at 1 fail every request in a slot, and empty these."""
         self._recorder.failed_allocations += 1
         done = [chunk for batch in reason.done for chunk in batch.chunks]
@@ -111,7 +111,7 @@ class LlamaServer(SlotServer):
             return
         try:
             copies = self._policy.copy_in(slot.id, entry.cells)
-        except NoSlot:
+        except OutOfCells:
             self._log("clear", slot=slot.id, tokens=slot.content.n)
             slot.content, slot.kept = NOTHING, False
             return
@@ -252,7 +252,7 @@ class EarlyLlamaServer(SlotServer):
         earlier = self._called if job.arrival_s < self._called_s else 0
         self.queue.insert(max(len(self.queue) - earlier, 0), job)
 
-    def no_slot(self, reason: NoSlot, now: float) -> None:
+    def on_out_of_cells(self, reason: OutOfCells, now: float) -> None:
         """Halve ``n_batch``; at 1 fail every request in a slot."""
         self._recorder.failed_allocations += 1
         if self._limit == 1:

@@ -12,7 +12,7 @@ from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import ENDLESS
 from kvsim.simulation.schedulers.slots import DecisionLog, DecodingSlots, Slot, SlotTasks, no_log
-from policies import Chunk, NoSlot, Policy
+from policies import Chunk, OutOfCells, Policy
 from policies.compiled import mypyc_attr
 from policies.placement.rule import PlacementRule
 
@@ -221,7 +221,7 @@ class SlotServer(SlotTasks):
         if self._limit < tried:
             self._recorder.split(tried - run)
 
-    def _fail_all(self, reason: NoSlot, now: float, error: str, *, empties: bool) -> None:
+    def _fail_all(self, reason: OutOfCells, now: float, error: str, *, empties: bool) -> None:
         """Fail every request in a slot; ``empties``: and empty the slots."""
         in_batch = {chunk.seq: chunk.n for chunk in self._pending}
         self._pending.clear()
@@ -229,7 +229,7 @@ class SlotServer(SlotTasks):
         for slot in self.slots.busy:
             if slot.job is not None:
                 self._log("error", job=slot.job)
-                self._fail(slot.job, now, FailureKind.NO_SLOT, error, refusal=str(reason))
+                self._fail(slot.job, now, FailureKind.OUT_OF_CELLS, error, refusal=str(reason))
                 self._release(slot, now, in_batch=in_batch.get(slot.id, 0))
                 if empties:
                     self._clear(slot)

@@ -11,7 +11,7 @@ from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import DecodingJobs, SchedulerBase, no_progress
-from policies import Chunk, NoSlot, Policy
+from policies import Chunk, OutOfCells, Policy
 from policies.compiled import mypyc_attr
 from policies.placement.rule import PlacementRule
 
@@ -106,7 +106,7 @@ class Static(SchedulerBase):
         for job in sorted(done, key=_slot):
             self._end(job, now)
 
-    def no_slot(self, reason: NoSlot, now: float) -> None:
+    def on_out_of_cells(self, reason: OutOfCells, now: float) -> None:
         """Put the last request that still runs back to wait; if it is alone, it can never be served."""
         self._recorder.failed_allocations += 1
         if self._decoding is not None:

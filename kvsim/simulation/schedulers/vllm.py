@@ -14,7 +14,7 @@ from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import ENDLESS, DecodingJobs, SchedulerBase, no_progress
 from kvsim.simulation.schedulers.queues import Queue, queue_for, urgency
-from policies import Chunk, NoSlot, Policy
+from policies import Chunk, OutOfCells, Policy
 from policies.compiled import mypyc_attr
 from policies.placement.rule import PlacementRule
 
@@ -229,7 +229,7 @@ class Vllm(SchedulerBase):
             return ENDLESS if self._admission_blocked else 1
         return ENDLESS
 
-    def no_slot(self, reason: NoSlot, now: float) -> None:
+    def on_out_of_cells(self, reason: OutOfCells, now: float) -> None:
         """Preempt the last of the running; if it is alone and holds nothing, it can never be served."""
         self._recorder.failed_allocations += 1
         self._leave_all_rows()

@@ -12,7 +12,7 @@ from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.vllm import Vllm
-from policies import Chunk, NoSlot, Policy
+from policies import Chunk, OutOfCells, Policy
 from policies.compiled import mypyc_attr
 
 BATCHES = 2
@@ -134,14 +134,14 @@ class AsyncVllm(Vllm):
         steps = super().decode_only_steps()
         return 1 if self._behind else steps
 
-    def no_slot(self, reason: NoSlot, now: float) -> None:
+    def on_out_of_cells(self, reason: OutOfCells, now: float) -> None:
         """Wait for what ended requests hold; else preempt."""
         if self._ending and not reason.done:
             self._recorder.failed_allocations += 1
             self._leave_all_rows()
             self._catch_up(0)
         else:
-            super().no_slot(reason, now)
+            super().on_out_of_cells(reason, now)
 
     @property
     def _behind(self) -> bool:

@@ -15,7 +15,7 @@ from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy
 from kvsim.simulation.schedulers import SCHEDULERS
-from policies import Content, NoSlot
+from policies import Content, OutOfCells
 from tests.paths import DATA
 from tests.worlds import GivenTimes
 from tests.worlds import scenario as world_of
@@ -85,8 +85,8 @@ class Replay:
             try:
                 self.policy.allocate(self.piece)
                 self.scheduler.commit(self.piece, 1, self.now)
-            except NoSlot as reason:
-                self.scheduler.no_slot(reason, self.now)
+            except OutOfCells as reason:
+                self.scheduler.on_out_of_cells(reason, self.now)
             self.piece = self.scheduler.compose(self.now) if self.scheduler.has_batch else []
         for _, task in posts:
             self.post(task, self.now)

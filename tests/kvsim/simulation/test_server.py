@@ -3,7 +3,7 @@
 import pytest
 
 from kvsim.simulation.run import build_policy
-from policies import Chunk, NoSlot
+from policies import Chunk, OutOfCells
 from tests.worlds import GivenTimes, Listed, scenario, serve
 
 
@@ -65,7 +65,7 @@ def test_generation_ends_when_the_slot_is_full():
     assert jobs[0].generated == 2, "position 14 holds the first; the second ends it, one cell early"
 
 
-def test_no_slot_halves_the_batch_until_it_fits():
+def test_out_of_cells_halves_the_batch_until_it_fits():
     """Holes of 8 and 4 cells: of ten prompt tokens, in batches of up to 16, 8 go in at once, then the other 2."""
     world = scenario(cache__cells=16, server__slots=1, server__slot_context=16)
     policy = build_policy(world)
@@ -144,13 +144,13 @@ def test_every_request_ends_whatever_the_pressure():
         assert any(job.status == "completed" for job in jobs.values())
 
 
-def test_allocate_raises_no_slot_and_changes_nothing():
+def test_allocate_raises_out_of_cells_and_changes_nothing():
     world = scenario(cache__cells=32, server__slots=2, server__n_ubatch=8)
     for name in ("contiguous", "paged"):
         policy = build_policy(world, name)
         policy.allocate([Chunk(0, 0, 9)])
         before = policy.occupancy(), policy.usage()
-        with pytest.raises(NoSlot):
+        with pytest.raises(OutOfCells):
             policy.allocate([Chunk(0, 9, 7), Chunk(1, 0, 30)])
         after = policy.occupancy(), policy.usage()
         assert before[1] == after[1]

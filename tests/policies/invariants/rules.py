@@ -7,7 +7,7 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from policies import Chunk, Content, NoSlot, Policy, Unsupported
+from policies import Chunk, Content, OutOfCells, Policy, Unsupported
 from tests.policies.invariants import checks
 from tests.policies.invariants.shadow import Shadow
 from tests.policies.invariants.subjects import (
@@ -184,7 +184,7 @@ class CacheMachine(RuleBasedStateMachine):
             if name in TAKE_ANY_ROOM and n <= self.config.n_ubatch:
                 assert n <= usage.placeable
             full = False
-        except NoSlot as reason:
+        except OutOfCells as reason:
             batches, full = reason.done, True
             self.seen.add("no room")
             assert not sure

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from policies import CacheConfig, Chunk, NoSlot, Unsupported, available
+from policies import CacheConfig, Chunk, OutOfCells, Unsupported, available
 from policies.cells.host_copies import transfers_of
 from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
 from tests.policies.invariants.rules import CacheMachine
@@ -92,7 +92,7 @@ class Copies(CacheMachine):
         before = self.others(seq)
         try:
             copies = self.policy.copy_in(seq, host)
-        except NoSlot:
+        except OutOfCells:
             self.met["no room"] += 1
             assert seq not in self.policy.sequences()
             self.shadow.moves_unreported |= self.policy.moves_cells

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import CacheConfig, Chunk, NoSlot, Policy, SequencePlan, Unsupported, available
+from policies import CacheConfig, Chunk, OutOfCells, Policy, SequencePlan, Unsupported, available
 from policies.cells.free_extents import extents_of_cells
 from policies.cells.reads import TILE
 from policies.cells.split_batch import split_by_stream
@@ -128,7 +128,7 @@ def test_coupled_sequences_find_no_place_in_separate_streams():
     policy.free(1)
     policy.copy(0, 1)
     before = policy.occupancy()
-    with pytest.raises(NoSlot, match="need a unified cache"):
+    with pytest.raises(OutOfCells, match="need a unified cache"):
         policy.allocate([Chunk(0, 4, 1, (1,))])
     assert policy.occupancy().owners == before.owners
 
@@ -193,7 +193,7 @@ def test_the_wrong_stream_s_head_is_given_back():
     policy = cache(CacheSpec(4), n_streams=3, n_ubatch=8)
     policy.allocate([Chunk(0, 0, 3), Chunk(1, 0, 1)])
     assert [arena.head for arena in policy.arenas[0]] == [3, 1, 0]
-    with pytest.raises(NoSlot):
+    with pytest.raises(OutOfCells):
         policy.allocate([Chunk(1, 1, 5), Chunk(2, 0, 1)])
     assert [arena.head for arena in policy.arenas[0]] == [3, 3, 1]
     assert policy.sequences() == [0, 1]
@@ -234,7 +234,7 @@ def test_a_cell_that_two_sequences_see_is_not_used_again():
     policy.allocate([Chunk(0, start, 1) for start in range(8)])
     policy.copy(0, 1)
     policy.allocate([Chunk(0, 8, 1)])
-    with pytest.raises(NoSlot):
+    with pytest.raises(OutOfCells):
         policy.allocate([Chunk(0, 9, 1)])
     policy.free(1)
     policy.allocate([Chunk(0, 9, 1)])
@@ -244,12 +244,12 @@ def test_a_cell_that_two_sequences_see_is_not_used_again():
 def test_both_caches_must_have_room():
     policy = sliding(full=6)
     policy.allocate([Chunk(0, 0, 4)])
-    with pytest.raises(NoSlot, match="2 of 6 cells are free"):
+    with pytest.raises(OutOfCells, match="2 of 6 cells are free"):
         policy.allocate([Chunk(0, 4, 3)])
     assert len(cells_of(policy, 0, group=1)) == 4
     narrow = sliding(window_cells=4)
     narrow.allocate([Chunk(0, 0, 3)])
-    with pytest.raises(NoSlot):
+    with pytest.raises(OutOfCells):
         narrow.allocate([Chunk(1, 0, 2)])
     assert narrow.sequences() == [0]
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from policies import CacheConfig, Chunk, NoSlot, SequencePlan, Unsupported
+from policies import CacheConfig, Chunk, OutOfCells, SequencePlan, Unsupported
 from policies.layouts.paged import PagedPolicy
 from policies.paging.eviction import free_blocks
 from tests.policies.paging.cache import SAME, UNBOUNDED, begin, cache, order, refs, run, says, table, tell
@@ -13,7 +13,7 @@ from tests.policies.paging.cache import SAME, UNBOUNDED, begin, cache, order, re
 def test_no_room_changes_nothing_and_says_how_much_was_missing():
     policy = cache(3)
     run(policy, (0, 0, 6))
-    with pytest.raises(NoSlot, match="the step needs 2 blocks of 4 cells, 1 are free") as caught:
+    with pytest.raises(OutOfCells, match="the step needs 2 blocks of 4 cells, 1 are free") as caught:
         run(policy, (0, 6, 3), (1, 0, 1))
     assert caught.value.done == ()
     assert (table(policy, 0), order(policy), policy.sequences()) == ([1, 2], [3], [0])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies import CacheConfig, Chunk, NoSlot, SequencePlan, Unsupported, available
+from policies import CacheConfig, Chunk, OutOfCells, SequencePlan, Unsupported, available
 
 
 def policy(name, **keys):
@@ -58,7 +58,7 @@ def test_no_sequence_outgrows_its_reservation():
     cache = policy("hf-reserved")
     cache.open(0, plan(10))
     cache.allocate([Chunk(0, 0, 16)])
-    with pytest.raises(NoSlot, match="16 cells cannot hold 17 tokens"):
+    with pytest.raises(OutOfCells, match="16 cells cannot hold 17 tokens"):
         cache.allocate([Chunk(0, 16, 1)])
     assert cache.usage().stored == 16
 
@@ -128,7 +128,7 @@ def test_a_step_that_cannot_grow_everyone_grows_no_one():
         cache.open(seq, plan(16))
     cache.allocate([Chunk(0, 0, 16), Chunk(1, 0, 16)])
     before, occupied = cache.usage(), cache.occupancy()
-    with pytest.raises(NoSlot, match="no free extent of 32 cells"):
+    with pytest.raises(OutOfCells, match="no free extent of 32 cells"):
         cache.allocate([Chunk(0, 16, 1), Chunk(1, 16, 1)])
     assert cache.usage() == before
     assert (cache.occupancy().position == occupied.position).all()

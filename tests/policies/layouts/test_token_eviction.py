@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvsim.simulation.run import build_policy
-from policies import CacheConfig, Chunk, NoSlot, SequencePlan, Unsupported, available
+from policies import CacheConfig, Chunk, OutOfCells, SequencePlan, Unsupported, available
 from tests.worlds import scenario
 
 NAMES = [name for name in available() if name.startswith(("h2o", "snapkv", "streaming"))]
@@ -92,7 +92,7 @@ def test_below_the_threshold_only_a_missing_block_has_holes_compacted():
     assert batch.places[0].moves.n_cells == 3  # Of eight tokens by now: another one was due.
     policy, _ = scattered("h2o", blocks=8)
     assert not policy.reserve(Chunk(1, 0, 16))
-    with pytest.raises(NoSlot, match="4 blocks of 4 cells, 3 are free"):
+    with pytest.raises(OutOfCells, match="4 blocks of 4 cells, 3 are free"):
         policy.allocate([Chunk(1, 0, 16)])
 
 
@@ -102,7 +102,7 @@ def test_compaction_leaves_the_step_that_asks_for_it_its_room():
     start(policy, 16)
     policy.allocate([Chunk(0, 16, 1)])
     policy.open(1, SequencePlan(16, 40, 40))
-    with pytest.raises(NoSlot):
+    with pytest.raises(OutOfCells):
         policy.allocate([Chunk(0, 17, 3), Chunk(1, 0, 16)])
     (batch,) = policy.allocate([Chunk(0, 17, 2), Chunk(1, 0, 16)])
     assert len(set(batch.places[0].cells.tolist())) == 18
@@ -111,7 +111,7 @@ def test_compaction_leaves_the_step_that_asks_for_it_its_room():
 
 def test_nothing_is_copied_where_all_that_could_be_freed_is_too_little():
     policy, _ = scattered("h2o-compacted", threshold=0.9, blocks=8)
-    with pytest.raises(NoSlot):
+    with pytest.raises(OutOfCells):
         policy.allocate([Chunk(1, 0, 28)])
     (batch,) = policy.allocate([Chunk(0, 17, 1)])
     assert batch.places[0].moves.n_runs == 0

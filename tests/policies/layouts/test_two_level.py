@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import CacheConfig, Chunk, Content, NoSlot, SequencePlan, available
+from policies import CacheConfig, Chunk, Content, OutOfCells, SequencePlan, available
 from policies.layouts.two_level import LayerGroup, PageKind, TwoLevelPolicy
 
 FULL, WINDOW = 0, 1
@@ -65,7 +65,7 @@ def test_pages_behind_the_window_serve_layers_with_full_attention():
     assert blocks(policy, WINDOW, 0)[:3] == [0, 0, 0]
     assert policy.usage().stored == (24 + 2 * 12) // 3
     # The next sees those from 19 on, so that a page becomes free; the four behind it need three.
-    with pytest.raises(NoSlot, match="no room for 5 tokens: 1 of 6 large pages are free"):
+    with pytest.raises(OutOfCells, match="no room for 5 tokens: 1 of 6 large pages are free"):
         policy.allocate([Chunk(0, 24, 5)])
 
 
@@ -196,7 +196,7 @@ def test_uniform_pages_are_a_paged_cache(steps, prefix_cache):
         for policy in (paged, uniform):
             try:
                 placed.append(policy.allocate(chunks))
-            except NoSlot:
+            except OutOfCells:
                 placed.append(None)
         assert (placed[0] is None) == (placed[1] is None)
         if placed[0] is not None:

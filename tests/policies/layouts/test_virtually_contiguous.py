@@ -6,7 +6,7 @@ import pytest
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.run import cost_model, profile_of, run
 from kvsim.simulation.time_breakdown import SECONDS
-from policies import CacheConfig, Chunk, NoSlot, SequencePlan, Unsupported
+from policies import CacheConfig, Chunk, OutOfCells, SequencePlan, Unsupported
 from policies.layouts.virtually_contiguous import VirtuallyContiguousPolicy
 
 
@@ -66,7 +66,7 @@ def test_no_page_is_shared():
     policy.allocate([Chunk(0, 0, 4)])
     with pytest.raises(Unsupported):
         policy.copy(0, 1)
-    with pytest.raises(NoSlot):
+    with pytest.raises(OutOfCells):
         policy.allocate([Chunk(1, 0, 40)])
 
 

@@ -5,7 +5,7 @@ What vLLM does with the same calls is compared in ``tests/kvsim/engines/test_vll
 
 import pytest
 
-from policies import NOTHING, Chunk, NoSlot
+from policies import NOTHING, Chunk, OutOfCells
 from tests.policies.paging.cache import SAME, begin, cache, counted, moves_of, order, refs, run, says, table, tell
 
 
@@ -59,7 +59,7 @@ def test_reserved_blocks_are_there_whatever_else_is_asked():
     policy = cache(3)
     assert policy.reserve(Chunk(0, 0, 5))
     assert not policy.reserve(Chunk(1, 0, 5))
-    with pytest.raises(NoSlot, match="the step needs 2 blocks of 4 cells, 1 are free"):
+    with pytest.raises(OutOfCells, match="the step needs 2 blocks of 4 cells, 1 are free"):
         run(policy, (0, 0, 5), (1, 0, 5))
     assert run(policy, (0, 0, 5), (1, 0, 1))[0].cells.tolist() == [4, 5, 6, 7, 8, 12]
 

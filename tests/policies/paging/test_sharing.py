@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies import Chunk, NoSlot, Unsupported
+from policies import Chunk, OutOfCells, Unsupported
 from tests.policies.paging.cache import (
     SAME,
     Engine,
@@ -56,7 +56,7 @@ def test_three_sequences_that_share_a_block_need_two_more():
     run(tight, (0, 0, 3))
     tight.copy(0, 1)
     tight.copy(0, 2)
-    with pytest.raises(NoSlot, match="needs 2 blocks of 4 cells, 1 are free"):
+    with pytest.raises(OutOfCells, match="needs 2 blocks of 4 cells, 1 are free"):
         run(tight, (0, 3, 1), (1, 3, 1), (2, 3, 1))
     assert moves_of(run(tight, (0, 3, 1))) == [(4, 8, 3)]
 

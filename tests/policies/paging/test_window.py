@@ -2,14 +2,14 @@
 
 import pytest
 
-from policies import Chunk, Content, NoSlot, SequencePlan, Unsupported
+from policies import Chunk, Content, OutOfCells, SequencePlan, Unsupported
 from tests.policies.paging.cache import SAME, UNBOUNDED, begin, cache, order, refs, run, table, tell
 
 
 def test_a_window_gives_blocks_up_even_if_there_is_no_room_then():
     policy = cache(4, window=6)
     run(policy, (0, 0, 12), (1, 0, 4))
-    with pytest.raises(NoSlot, match="the step needs 3 blocks of 4 cells, 1 are free"):
+    with pytest.raises(OutOfCells, match="the step needs 3 blocks of 4 cells, 1 are free"):
         run(policy, (0, 12, 1), (1, 4, 8))
     assert (table(policy, 0), order(policy)) == ([0, 2, 3], [1])
     assert policy.reserve(Chunk(0, 12, 1))

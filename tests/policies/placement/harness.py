@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from policies import Chunk, NoSlot, Policy
+from policies import Chunk, OutOfCells, Policy
 from policies.placement.rule import PassReads
 
 ENDLESS = 1 << 40
@@ -43,7 +43,7 @@ def _attempt(place: Callable[[], Sequence[Any]]) -> tuple[Sequence[Any], str | N
     """What was placed, or nothing and why there was no room."""
     try:
         return place(), None
-    except NoSlot as reason:
+    except OutOfCells as reason:
         return (), str(reason)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import CacheConfig, Chunk, NoSlot, RelativeCosts, SequencePlan
+from policies import CacheConfig, Chunk, OutOfCells, RelativeCosts, SequencePlan
 from policies.compaction.compactors import FillHoles, pack
 from policies.compaction.triggers import Adaptive, OnFailure, Threshold, Trigger
 from policies.layouts.prompt_decode_regions import PromptDecodeRegionsPolicy
@@ -151,7 +151,7 @@ def test_a_prompt_that_does_not_fit_beside_rows(keeps_partial):
         lambda: twins.rule.place([Chunk(2, 0, 20)]),
         lambda: twins.asked.allocate([Chunk(0, 9, 1), Chunk(1, 9, 1), Chunk(2, 0, 20)]),
     ):
-        with pytest.raises(NoSlot) as refusal:
+        with pytest.raises(OutOfCells) as refusal:
             place()
         done.append([batch.chunks for batch in refusal.value.done])
     assert done[0] == done[1]

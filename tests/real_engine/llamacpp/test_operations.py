@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvsim.scenario.scenario import load_scenario
-from policies import CacheConfig, Chunk, NoSlot, Unsupported, available
+from policies import CacheConfig, Chunk, OutOfCells, Unsupported, available
 from policies.layouts.multi_stream import Rejected
 from policies.layouts.unified import UnifiedPolicy
 from real_engine.llama_library import ContextSettings
@@ -89,7 +89,7 @@ class RandomOperations:
         done = ()
         try:
             done = self.policy.allocate(step)
-        except NoSlot as e:
+        except OutOfCells as e:
             done = e.done
             self.counts["no slot"] += 1
         except Rejected:

@@ -189,7 +189,7 @@ def test_failures_are_reported_first():
     assert [(each["kind"], each["count"]) for each in found.failures] == [("no slot", found.failed)]
     full = "a step found no room in the cache: the step needs 1 block of 16 cells, 0 are free"
     assert found.sentence.startswith(f"{found.failed} of 150 requests failed: {full}. Of the others: flat")
-    assert found.remedies[0] == FAILURES[FailureKind.NO_SLOT][0]
+    assert found.remedies[0] == FAILURES[FailureKind.OUT_OF_CELLS][0]
     assert found.to_dict()["failures"] == found.failures
 
 
