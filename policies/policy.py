@@ -180,21 +180,17 @@ class Policy(Admits, FindsPrefixes, Exports, Compacts, HasPlacementRule, ABC):
 
     # Placement
 
-    def reserve(self, chunk: Chunk, *, whole: int = 0, waits: bool = False) -> bool:
+    def reserve(
+        self, chunk: Chunk, *, whole: int = 0, waits: bool = False, in_flight: int = 0, known: int | None = None
+    ) -> bool:
         """Set room aside for a chunk that the next ``allocate`` will place; False if there is none.
 
         ``whole``: that many tokens of the sequence must fit as well. ``waits``: it holds nothing yet, and others run.
+        ``in_flight``: tokens before the chunk that are still being computed, and need what they see. ``known``: of only
+        that many first tokens it is known what they say, so that a block with others cannot be found yet; None: of all.
         Layouts that place whole micro-batches cannot say; they answer True, and refuse when they are asked to place.
         """
         return True
-
-    def reserve_ahead(self, chunk: Chunk, in_flight: int, known: int) -> bool:
-        """``reserve`` for a sequence of which something is still being computed; by default the same.
-
-        ``in_flight``: tokens before the chunk that are being computed, and need what they see. ``known``: of only that
-        many first tokens it is known what they say, so that a block with others cannot be found yet.
-        """
-        return self.reserve(chunk)
 
     @abstractmethod
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:

@@ -81,7 +81,7 @@ class Watched(PagedPolicy):
     def note_preemption(self) -> None:
         """Note the step."""
         super().note_preemption()
-        self.preempted_at.append(self.steps_taken())
+        self.preempted_at.append(self._placement_rule.steps)
 
 
 def steps_between_retractions(seed: int) -> float:

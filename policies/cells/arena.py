@@ -37,7 +37,7 @@ class Arena(ArenaCells):
             return self._remove_from_row(row, max(start, row.begin), min(stop, row.end))
         self._irregular.clear()
         self._give_up_row(seq)
-        cells = np.flatnonzero(self._owner[: self.top]) if seq < 0 else self._cells_seen_by(seq)
+        cells = np.flatnonzero(self._owner[: self.top]) if seq < 0 else self._contents.seen_by(seq)
         if start > 0 or stop != FOREVER:
             cells = _within(cells, self._position, start, stop)
         if seq < 0:
@@ -53,7 +53,7 @@ class Arena(ArenaCells):
             return np.zeros(0, dtype=np.int64)
         cells = np.sort(self.rows.cells(row)[start - row.begin : stop - row.begin])
         self._clear_row(row, start, stop)
-        self.free.release(cells)
+        self.free.release_each(cells.tolist())
         return cells
 
     def _clear_row(self, row: Row, start: int, stop: int) -> None:
@@ -105,7 +105,7 @@ class Arena(ArenaCells):
         """Let ``dst`` see the cells that hold positions ``[start, stop)`` of ``src``: nothing is copied."""
         self._irregular.clear()
         self._give_up_row(-1)
-        cells = _within(self._cells_seen_by(src), self._position, start, stop)
+        cells = _within(self._contents.seen_by(src), self._position, start, stop)
         self._relabel(cells, lambda seqs: seqs | {dst})
         self.sets.drop_unused(self._owner)
 
@@ -116,7 +116,7 @@ class Arena(ArenaCells):
         """
         self._irregular.clear()
         self._give_up_row(-1)
-        changed = _within(self._cells_seen_by(seq), self._position, start, stop)
+        changed = _within(self._contents.seen_by(seq), self._position, start, stop)
         self._position[changed] += delta
         self.pending.rotate(changed, delta)
         gone = changed[self._position[changed] < 0]
@@ -127,7 +127,7 @@ class Arena(ArenaCells):
         """Divide positions ``[start, stop)`` of a sequence, rounding down; returns the cells, ascending."""
         self._irregular.clear()
         self._give_up_row(-1)
-        changed = _within(self._cells_seen_by(seq), self._position, start, stop)
+        changed = _within(self._contents.seen_by(seq), self._position, start, stop)
         divided = self._position[changed] // divisor
         self.pending.rotate(changed, divided - self._position[changed])
         self._position[changed] = divided
@@ -142,7 +142,9 @@ class Arena(ArenaCells):
         reached = max(self.top, int((plan.dst + plan.length).max()))
         rows_only = self.pending.rotations is None and self.has_rows_only()
         held = None if rows_only else (~self.free.mask[:reached]).nonzero()[0]
-        self.free.move(plan)
+        for src, dst, n in zip(plan.src.tolist(), plan.dst.tolist(), plan.length.tolist(), strict=True):
+            self.free.release_run(src, n)
+            self.free.take(dst, n)
         goes = new_cells(plan, ~self.free.mask[:reached])
         if held is not None:
             self.write_rows()
@@ -193,8 +195,8 @@ class Arena(ArenaCells):
             low, high = int(cells.min()), int(cells.max()) + 1
             for index in set(owner.tolist()):
                 self._bounds.widen(index, low, high)
-        self.free.release(cells[used_now & ~used_before])
-        self.free.take_cells(cells[used_before & ~used_now])
+        self.free.release_each(cells[used_now & ~used_before].tolist())
+        self.free.take_each(cells[used_before & ~used_now].tolist())
 
     def _relabel(self, cells: IntArray, change: Callable[[frozenset[int]], frozenset[int]]) -> IntArray:
         """Give ``cells``, which ascend, the set that ``change`` makes of theirs; return those that are empty now."""
@@ -215,7 +217,7 @@ class Arena(ArenaCells):
     def _clear(self, cells: IntArray) -> None:
         self._position[cells] = -1
         self._owner[cells] = 0
-        self.free.release(cells)
+        self.free.release_each(cells.tolist())
 
 
 def _within(cells: IntArray, position: IntArray, start: int, stop: int) -> IntArray:

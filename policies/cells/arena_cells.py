@@ -80,14 +80,74 @@ class PendingUpdates:
             self.rotations = rotations if self.rotations is None else self.rotations + rotations
 
 
+class CellContents:
+    """The position and the set of sequences of each cell's token, as far as they are not kept in rows."""
+
+    def __init__(self, size: int):
+        self.position: IntArray = np.full(size, -1, dtype=np.int64)
+        """Shape (size,): -1 where the cell is empty."""
+        self.owner: SetIndices = np.zeros(size, dtype=np.int32)
+        """Shape (size,): index into ``sets``; 0 is the empty set."""
+        self.sets = SequenceSets(size)
+        self._bounds = self.sets.bounds
+
+    def put(self, cells: IntArray, seqs: Iterable[int], start: int) -> None:
+        """Let ``cells`` hold positions ``start, start + 1, ...`` of ``seqs``."""
+        index = self.sets.index_of(seqs)
+        self.position[cells] = np.arange(start, start + len(cells))
+        self.owner[cells] = index
+        if len(cells):
+            self._bounds.widen(index, int(cells.min()), int(cells.max()) + 1)
+
+    def put_row(self, row: Row, rows: SequenceCells) -> None:
+        """Let cells hold what a row has noted since it was put here last."""
+        start = max(row.written, row.begin)
+        if row.end == start + 1:
+            index = self.sets.index_of((row.seq,))
+            cell = rows.at(row, start)
+            self.position[cell] = start
+            self.owner[cell] = index
+            self._bounds.widen(index, cell, cell + 1)
+        else:
+            self.put(rows.cells(row)[start - row.begin :], (row.seq,), start)
+        row.written = row.end
+
+    def in_order(self, cells: IntArray) -> IntArray:
+        """Cells that ascend, in order of the positions that they hold."""
+        positions = self.position[cells]
+        ordered: IntArray = cells
+        if not (positions[1:] > positions[:-1]).all():
+            ordered = cells[np.argsort(positions, kind="stable")]
+        return ordered
+
+    def seen_by(self, seq: int) -> IntArray:
+        """Cells that a sequence without a row sees, ascending."""
+        indices, lows, highs = self.sets.indices_with(seq), self._bounds.low, self._bounds.high
+        cells: IntArray
+        if len(indices) == 1:
+            index = indices[0]
+            low = lows[index]
+            if low >= highs[index]:
+                return np.zeros(0, dtype=np.int64)
+            cells = (self.owner[low : highs[index]] == index).nonzero()[0]
+        else:
+            low = min([lows[index] for index in indices], default=0)
+            high = max([highs[index] for index in indices], default=0)
+            sees = np.zeros(len(self.sets), dtype=np.bool_)
+            sees[list(indices)] = True
+            cells = sees[self.owner[low:high]].nonzero()[0]
+        cells += low
+        return cells
+
+
 class ArenaCells:
     """``size`` cells, a search position ``head``, and what each cell holds."""
 
     def __init__(self, size: int):
         self.size = size
-        self._position: IntArray = np.full(size, -1, dtype=np.int64)
-        self._owner: SetIndices = np.zeros(size, dtype=np.int32)
-        self.sets = SequenceSets(size)
+        self._contents = CellContents(size)
+        self._position, self._owner = self._contents.position, self._contents.owner
+        self.sets = self._contents.sets
         self.free = FreeCells(size)
         self.rows = SequenceCells()
         """Sequences that have all of their cells to themselves, and no gap."""
@@ -134,7 +194,7 @@ class ArenaCells:
         row = self.rows.rows.get(seq)
         if row is not None:
             return self.rows.cells(row).copy(), np.arange(row.begin, row.end)
-        cells = self._by_position(self._cells_seen_by(seq))
+        cells = self._contents.in_order(self._contents.seen_by(seq))
         return cells, self._position[cells]
 
     def has_rows_only(self) -> bool:
@@ -151,28 +211,20 @@ class ArenaCells:
         # 16 bits, where they suffice, are sorted in a fraction of the time.
         order = np.argsort(owner.astype(np.uint16) if len(self.sets) < 2**16 else owner, kind="stable")
         borders = np.flatnonzero(np.diff(owner[order])) + 1
-        return [self._by_position(held) for held in np.split(cells[order], borders)]
-
-    def _by_position(self, cells: IntArray) -> IntArray:
-        """Cells that ascend, in order of the positions that they hold."""
-        positions = self._position[cells]
-        ordered: IntArray = cells
-        if not (positions[1:] > positions[:-1]).all():
-            ordered = cells[np.argsort(positions, kind="stable")]
-        return ordered
+        return [self._contents.in_order(held) for held in np.split(cells[order], borders)]
 
     def last_position(self, seq: int) -> int:
         """The highest position of a sequence; -1 if it holds none."""
         row = self.row_of(seq)
         if row is None:
-            return int(self._position[self._cells_seen_by(seq)].max(initial=-1))
+            return int(self._position[self._contents.seen_by(seq)].max(initial=-1))
         return row.end - 1 if row.end > row.begin else -1
 
     def first_position(self, seq: int) -> int:
         """The lowest position of a sequence; -1 if it holds none."""
         row = self.row_of(seq)
         if row is None:
-            held = self._position[self._cells_seen_by(seq)]
+            held = self._position[self._contents.seen_by(seq)]
             return int(held.min()) if len(held) else -1
         return row.begin if row.end > row.begin else -1
 
@@ -215,11 +267,7 @@ class ArenaCells:
         for seq in seqs:
             self._give_up_row(seq)
         self._irregular.update(seqs)
-        index = self.sets.index_of(seqs)
-        self._position[cells] = np.arange(start, start + len(cells))
-        self._owner[cells] = index
-        if len(cells):
-            self._bounds.widen(index, int(cells.min()), int(cells.max()) + 1)
+        self._contents.put(cells, seqs, start)
         if self.pending.rotations is not None:
             self.pending.rotations[cells] = 0
 
@@ -228,7 +276,7 @@ class ArenaCells:
         if isinstance(cells, range):
             self.free.take(cells.start, len(cells))
         else:
-            self.free.take_cells(cells)
+            self.free.take_each(cells.tolist())
         self.write(cells_array(cells), chunks)
 
     def write(self, cells: IntArray, chunks: Sequence[Chunk]) -> None:
@@ -274,7 +322,7 @@ class ArenaCells:
         """Bring ``position`` and ``owner`` up to date."""
         for row in self.rows:
             if row.written < row.end:
-                self._write_row(row)
+                self._contents.put_row(row, self.rows)
 
     def unwrite_rows(self) -> None:
         """Take what rows hold out of ``position`` and ``owner``, until these are asked for; all sequences have rows."""
@@ -282,45 +330,10 @@ class ArenaCells:
             self._position[:] = -1
             self._owner[:] = 0
 
-    def _write_row(self, row: Row) -> None:
-        start = max(row.written, row.begin)
-        index = self.sets.index_of((row.seq,))
-        if row.end == start + 1:
-            cell = self.rows.at(row, start)
-            self._position[cell] = start
-            self._owner[cell] = index
-            self._bounds.widen(index, cell, cell + 1)
-            row.written = row.end
-            return
-        cells = self.rows.cells(row)[start - row.begin :]
-        self._position[cells] = np.arange(start, row.end)
-        self._owner[cells] = index
-        self._bounds.widen(index, int(cells.min()), int(cells.max()) + 1)
-        row.written = row.end
-
     def _give_up_row(self, seq: int) -> None:
         """Keep a sequence in ``position`` and ``owner`` alone from now on; all sequences, if negative."""
         for row in list(self.rows) if seq < 0 else [self.rows.rows.get(seq)]:
             if row is not None:
                 if row.written < row.end:
-                    self._write_row(row)
+                    self._contents.put_row(row, self.rows)
                 self.rows.drop(row.seq)
-
-    def _cells_seen_by(self, seq: int) -> IntArray:
-        """Cells that a sequence without a row sees, ascending."""
-        indices, lows, highs = self.sets.indices_with(seq), self._bounds.low, self._bounds.high
-        cells: IntArray
-        if len(indices) == 1:
-            index = indices[0]
-            low = lows[index]
-            if low >= highs[index]:
-                return np.zeros(0, dtype=np.int64)
-            cells = (self._owner[low : highs[index]] == index).nonzero()[0]
-        else:
-            low = min((lows[index] for index in indices), default=0)
-            high = max((highs[index] for index in indices), default=0)
-            sees = np.zeros(len(self.sets), dtype=np.bool_)
-            sees[list(indices)] = True
-            cells = sees[self._owner[low:high]].nonzero()[0]
-        cells += low
-        return cells

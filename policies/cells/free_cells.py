@@ -14,11 +14,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.compiled import as_flags, i32, i64, mypyc_attr, u8, vec
-from policies.vocabulary import IntArray, Moves
+from policies.vocabulary import IntArray
 
 _SHIFT: Final[i64] = 6
 """So many neighbours, as a power of two, are counted together, so that a search passes over many at a time."""
 _GROUP: Final[i64] = 64
+
+
+class ExtentLengths:
+    """How many free extents there are of each length, up to ``size``."""
+
+    def __init__(self, size: int):
+        self._of_length = vec[i32]([0] * (size + 2))
+        """Number of extents of each length, from 1."""
+        self._in_group = vec[i32]([0] * ((size + 2 >> 6) + 1))
+        """Number of extents of the lengths of each group."""
+        self._most: i64 = 0
+        """No extent is longer."""
+        self.count: i64 = 0
+        """Number of extents."""
+
+    def add(self, length: i64) -> None:
+        """Count an extent."""
+        self.count += 1
+        self._of_length[length] += 1
+        self._in_group[length >> _SHIFT] += 1
+        if length > self._most:
+            self._most = length
+
+    def remove(self, length: i64) -> None:
+        """Count an extent no longer."""
+        self.count -= 1
+        self._of_length[length] -= 1
+        self._in_group[length >> _SHIFT] -= 1
+
+    def largest(self) -> i64:
+        """Length of the largest extent; 0 if there is none."""
+        most, numbers, in_group = self._most, self._of_length, self._in_group
+        while most > 0 and numbers[most] == 0:
+            most = most - 1 if in_group[most >> _SHIFT] > 0 else (most >> _SHIFT << _SHIFT) - 1
+        self._most = most = max(most, 0)
+        return most
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -31,8 +67,6 @@ class FreeCells:
         """Where the next search for free cells begins."""
         self.total: i64 = 0
         """Number of free cells."""
-        self.count: i64 = 0
-        """Number of free extents."""
         self.changes: i64 = 0
         """How often cells were taken or given back."""
         # Cells are counted from 1 in here: a used one is before the first, and another behind the last.
@@ -41,12 +75,7 @@ class FreeCells:
         self._free_in_group = vec[i32]([0] * ((size + 2 >> 6) + 1))
         self._length = vec[i32]([0] * (size + 2))
         """Of each free extent, at its first and its last cell; of other cells it says nothing."""
-        self._of_length = vec[i32]([0] * (size + 2))
-        """Number of extents of each length, from 1."""
-        self._in_group = vec[i32]([0] * ((size + 2 >> 6) + 1))
-        """Number of extents of the lengths of each group."""
-        self._most: i64 = 0
-        """No extent is longer."""
+        self.lengths = ExtentLengths(size)
         self.mask: NDArray[np.bool_] = as_flags(self._free)[1:-1]
         """Shape (size,): whether each cell is free. Shares its memory with what is kept here; not to be written to."""
         self.release_run(0, size)
@@ -66,7 +95,7 @@ class FreeCells:
 
     def __len__(self) -> int:
         """Number of free extents."""
-        return int(self.count)
+        return int(self.lengths.count)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         starts, ends = self.arrays()
@@ -75,11 +104,7 @@ class FreeCells:
     @property
     def largest(self) -> int:
         """Length of the largest extent; 0 if there is none."""
-        most, numbers, in_group = self._most, self._of_length, self._in_group
-        while most > 0 and numbers[most] == 0:
-            most = most - 1 if in_group[most >> _SHIFT] > 0 else (most >> _SHIFT << _SHIFT) - 1
-        self._most = most = max(most, 0)
-        return int(most)
+        return int(self.lengths.largest())
 
     @property
     def top(self) -> int:
@@ -103,29 +128,11 @@ class FreeCells:
 
     # Searches
 
-    def count_below(self, cell: int) -> int:
-        """Number of free cells below ``cell``."""
-        return int(np.count_nonzero(self.mask[:cell]))
-
     def free_from(self, cell: i64) -> i64:
         """How many cells are free from this one on without a gap."""
         if cell >= self.size or self._free[cell + 1] == 0:
             return 0
         return self.end_of_run(cell) - cell
-
-    def is_free(self, start: int, n: int) -> bool:
-        """Whether cells ``[start, start + n)`` are free."""
-        return n == 0 or self.free_from(start) >= n
-
-    def first_run(self, n: i64, start: i64) -> i64:
-        """The first of ``n`` consecutive free cells from ``start`` on; -1 if there are none."""
-        cell = self.first_cell(start)
-        while cell < self.size:
-            end = self.end_of_run(cell)
-            if end - cell >= n:
-                return cell
-            cell = self.first_cell(end)
-        return -1
 
     def first_cell(self, start: i64) -> i64:
         """The first free cell from ``start`` on; ``size`` if there is none."""
@@ -175,30 +182,6 @@ class FreeCells:
         """The highest cell below this one that is not free; -1 if there is none."""
         return self.start_of_run(cell - 1) - 1 if cell > 0 and self._free[cell] > 0 else cell - 1
 
-    def runs(self, n: i64, head: i64) -> list[tuple[int, int]]:
-        """The first ``n`` free cells going once round from ``head``, as runs: first cell and length.
-
-        There must be so many.
-        """
-        found, cell = list[tuple[int, int]](), self.first_cell(head)
-        while n > 0:
-            if cell == self.size:
-                cell = self.first_cell(0)
-            taken = min(self.end_of_run(cell) - cell, n)
-            found.append((int(cell), int(taken)))
-            n -= taken
-            cell = self.first_cell(cell + taken)
-        return found
-
-    def last_cells(self, n: i64) -> IntArray:
-        """The last ``n`` free cells, descending; fewer if there are not as many."""
-        found, cell = list[int](), self.last_before(self.size)
-        while n > 0 and cell >= 0:
-            found.append(int(cell))
-            n -= 1
-            cell = self.last_before(cell)
-        return np.array(found, dtype=np.int64)
-
     # Changes
 
     def take(self, start: i64, n: i64) -> None:
@@ -211,13 +194,13 @@ class FreeCells:
         length = i64(lengths[first])
         left = at - first
         right = length - left - n
-        self._forget(length)
+        self.lengths.remove(length)
         if left > 0:
             lengths[first] = lengths[at - 1] = i32(left)
-            self._note(left)
+            self.lengths.add(left)
         if right > 0:
             lengths[at + n] = lengths[at + n + right - 1] = i32(right)
-            self._note(right)
+            self.lengths.add(right)
         self._mark(at, n, 0)
 
     def release_run(self, start: i64, n: i64) -> None:
@@ -230,13 +213,13 @@ class FreeCells:
         right: i64 = 0
         if free[at - 1] > 0:
             left = i64(lengths[at - 1])
-            self._forget(left)
+            self.lengths.remove(left)
         if free[at + n] > 0:
             right = i64(lengths[at + n])
-            self._forget(right)
+            self.lengths.remove(right)
         length = left + n + right
         lengths[at - left] = lengths[at + n + right - 1] = i32(length)
-        self._note(length)
+        self.lengths.add(length)
         self._mark(at, n, 1)
 
     def take_each(self, cells: list[int]) -> None:
@@ -252,11 +235,6 @@ class FreeCells:
                 self.take(first + n + 1, -n)
                 at -= n
 
-    def take_cells(self, cells: IntArray) -> None:
-        """``take_each``, for an array."""
-        for start, n in _runs_of(cells):
-            self.take(start, n)
-
     def release_each(self, cells: list[int]) -> None:
         """Give back cells, distinct and none of them free, in any order."""
         at: i64 = 0
@@ -269,11 +247,6 @@ class FreeCells:
             else:
                 self.release_run(first + n + 1, -n)
                 at -= n
-
-    def release(self, cells: IntArray) -> None:
-        """``release_each``, for an array."""
-        for start, n in _runs_of(cells):
-            self.release_run(start, n)
 
     def release_part(self, numbers: vec[i64], start: i64, stop: i64) -> None:
         """Give back the cells that are in a part of a table, distinct and none of them free."""
@@ -325,12 +298,6 @@ class FreeCells:
             cells.append(int(cell))
         return cells
 
-    def move(self, plan: Moves) -> None:
-        """Note that the tokens of used cells were moved."""
-        for src, dst, n in zip(plan.src.tolist(), plan.dst.tolist(), plan.length.tolist(), strict=True):
-            self.release_run(src, n)
-            self.take(dst, n)
-
     def rebuild(self, used: NDArray[np.bool_]) -> None:
         """Start again from a mask of the cells that are not free; all cells after the mask are free."""
         changes = self.changes
@@ -340,8 +307,7 @@ class FreeCells:
         free = np.ones(self.size, dtype=np.bool_)
         free[: len(used)] = ~used
         cells = free.nonzero()[0]
-        for start, n in _runs_of(cells):
-            self.release_run(start, n)
+        self.release_each(cells.tolist())
         self.changes = changes + 1
 
     def _mark(self, at: i64, n: i64, state: u8) -> None:
@@ -362,20 +328,6 @@ class FreeCells:
                 free[at] = state
                 at += 1
 
-    def _note(self, length: i64) -> None:
-        """Count an extent."""
-        self.count += 1
-        self._of_length[length] += 1
-        self._in_group[length >> _SHIFT] += 1
-        if length > self._most:
-            self._most = length
-
-    def _forget(self, length: i64) -> None:
-        """Count an extent no longer."""
-        self.count -= 1
-        self._of_length[length] -= 1
-        self._in_group[length >> _SHIFT] -= 1
-
 
 def _run_at(cells: list[int], at: i64) -> i64:
     """How many cells from an index on follow each other; negative where they descend."""
@@ -389,15 +341,6 @@ def _run_at(cells: list[int], at: i64) -> i64:
     while at + n < end and cells[at + n] == first - n:
         n += 1
     return -n if n > 1 else 1
-
-
-def _runs_of(cells: IntArray) -> list[tuple[int, int]]:
-    """Cells as runs: first cell and length."""
-    if not len(cells):
-        return []
-    breaks = (cells[1:] - cells[:-1] != 1).nonzero()[0] + 1
-    bounds = np.concatenate(([0], breaks, [len(cells)]))
-    return list(zip(cells[bounds[:-1]].tolist(), np.diff(bounds).tolist(), strict=True))
 
 
 def _restored(used: NDArray[np.bool_], head: int, changes: int) -> FreeCells:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.cells.free_cells import FreeCells
+from policies.compiled import i64
 from policies.vocabulary import Cells, IntArray
 
 
@@ -16,6 +17,43 @@ def cells_array(cells: Cells) -> IntArray:
 def start_of_search(head: int, used: int, n: int) -> int:
     """Where a search for ``n`` cells begins: at the head, or at 0 if the head is far above the number of used cells."""
     return 0 if head > used + 2 * n else head
+
+
+def first_run(free: FreeCells, n: i64, start: i64) -> i64:
+    """The first of ``n`` consecutive free cells from ``start`` on; -1 if there are none."""
+    cell = free.first_cell(start)
+    while cell < free.size:
+        end = free.end_of_run(cell)
+        if end - cell >= n:
+            return cell
+        cell = free.first_cell(end)
+    return -1
+
+
+def next_runs(free: FreeCells, n: i64, head: i64) -> list[tuple[int, int]]:
+    """The first ``n`` free cells going once round from ``head``, as runs: first cell and length.
+
+    There must be so many.
+    """
+    found, cell = list[tuple[int, int]](), free.first_cell(head)
+    while n > 0:
+        if cell == free.size:
+            cell = free.first_cell(0)
+        taken = min(free.end_of_run(cell) - cell, n)
+        found.append((int(cell), int(taken)))
+        n -= taken
+        cell = free.first_cell(cell + taken)
+    return found
+
+
+def last_cells(free: FreeCells, n: i64) -> IntArray:
+    """The last ``n`` free cells, descending; fewer if there are not as many."""
+    found, cell = list[int](), free.last_before(free.size)
+    while n > 0 and cell >= 0:
+        found.append(int(cell))
+        n -= 1
+        cell = free.last_before(cell)
+    return np.array(found, dtype=np.int64)
 
 
 def find_contiguous(free: FreeCells, head: int, n: int) -> tuple[int | None, int]:
@@ -34,7 +72,7 @@ def find_contiguous(free: FreeCells, head: int, n: int) -> tuple[int | None, int
             tested += size - head
             head = 0
             continue
-        first = free.first_run(n, head)
+        first = int(first_run(free, n, head))
         if first == head:
             return head, head
         goal = size if first < 0 else first
@@ -77,7 +115,7 @@ def find_scattered(free: FreeCells, head: int, n: int) -> Cells | None:
     """
     if n > free.total:
         return None
-    runs = free.runs(n, head)
+    runs = next_runs(free, n, head)
     if len(runs) == 1:
         return range(runs[0][0], runs[0][0] + n)
     return np.concatenate([np.arange(start, start + length) for start, length in runs])

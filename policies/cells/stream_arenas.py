@@ -16,7 +16,7 @@ from policies.cells.free_extents import extents_of_cells
 from policies.cells.reads import TILE
 from policies.cells.tile_counts import TileCounts
 from policies.cells.window import WindowCells
-from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, IntArray, Moves, Reads, Shift
+from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, IntArray, Moves, Reads, Shift, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +122,17 @@ class StreamArenas:
                 if window is not None and gone is not None:
                     window.forget()
 
+    def view(self, group: int, seq: int) -> View:
+        """All that a group holds of a sequence; the cells are numbered over all streams."""
+        cells, positions = self.cells_of(group, seq)
+        return View(cells + self.stream_of(seq) * self.specs[group].size, positions)
+
     def copy_between_streams(self, group: int, src: int, dst: int) -> None:
         """Copy a whole sequence to the same cells of another stream (``seq_cp`` between streams), which is emptied."""
         source, target = self.arenas[group][self.stream_of(src)], self.arenas[group][self.stream_of(dst)]
         cells, positions = source.cells_of(src)
         target.clear()
-        target.free.take_cells(cells)
+        target.free.take_each(cells.tolist())
         for cell, position in zip(cells.tolist(), positions.tolist(), strict=True):
             target.put(np.array([cell]), (dst,), position)
         target.pending.rotate(cells, source.pending.rotations_of(cells))

@@ -102,7 +102,7 @@ class WindowCells:
 
     def find(self, head: int, n: int) -> Cells | None:
         """The first ``n`` cells, empty or passed, going once round from ``head``; None if there are fewer."""
-        if self._arena.free.is_free(head, n):
+        if self._arena.free.free_from(head) >= n:
             return range(head, head + n)
         if not self.look():
             return find_usable(self._arena, self._window, head, n)
@@ -161,12 +161,12 @@ class WindowCells:
         self.lost_beside.clear()
         free = self._arena.free
         if isinstance(cells, range):
-            if not free.is_free(cells.start, len(cells)):
+            if free.free_from(cells.start) < len(cells):
                 self._overwrite(np.arange(cells.start, cells.stop))
             free.take(cells.start, len(cells))
         else:
             self._overwrite(cells)
-            free.take_cells(cells)
+            free.take_each(cells.tolist())
 
     def _overwrite(self, cells: IntArray) -> None:
         """Have sequences lose what they hold in ``cells``, and all before that."""

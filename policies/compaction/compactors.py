@@ -97,7 +97,7 @@ def is_packed(arena: Arena) -> bool:
 
 def min_cells_to_move(arena: Arena) -> int:
     """Fewest cells that packing must move: those at or above the ``used``-th, as many as are free below it."""
-    return arena.free.count_below(arena.used)
+    return int(np.count_nonzero(arena.free.mask[: arena.used]))
 
 
 class Pieces:

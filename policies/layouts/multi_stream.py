@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from policies.cells.arena import FOREVER, Arena
+from policies.cells.arena import FOREVER
 from policies.cells.host_copies import HostStates, SavedPlaces, chunks_of, host_cells, host_cells_at, transfers_of
 from policies.cells.reads import padded_span, reads_of
 from policies.cells.search import cells_array
@@ -35,7 +35,6 @@ from policies.vocabulary import (
     Reads,
     Unsupported,
     Usage,
-    View,
 )
 
 __all__ = ["CacheSpec", "MultiStreamPolicy", "Rejected"]
@@ -66,6 +65,8 @@ class MultiStreamPolicy(Policy):
         self.name = name
         self.kernel = config.kernel or kernel
         self._streams = StreamArenas(caches, n_streams, tiled=self.kernel == "tiled")
+        self.arenas = self._streams.arenas
+        """Indexed by group, then by stream."""
         self.caches = self._streams.specs
         self.n_streams = n_streams
         self.capacity = caches[0].size * n_streams
@@ -81,11 +82,6 @@ class MultiStreamPolicy(Policy):
         self._planner = StepPlanner(self._streams, config.n_ubatch, contiguous=contiguous)
         compacts = compactor is not None
         self._rule = StreamRule(self, self._streams, config.n_ubatch, contiguous=contiguous, compacts=compacts)
-
-    @property
-    def arenas(self) -> tuple[tuple[Arena, ...], ...]:
-        """Indexed by group, then by stream."""
-        return self._streams.arenas
 
     @property
     def attended(self) -> set[int]:
@@ -141,7 +137,7 @@ class MultiStreamPolicy(Policy):
             span = max(padded_span(arenas[stream].top, spec.pad, spec.size) for stream, _, _ in slots)
             streams.attended.add(span)
             reads = self._reads(group, chunks, span, len(slots), per_cell)
-            seen = tuple(self._view(group, chunk) for chunk in chunks) if views else ()
+            seen = tuple(streams.view(group, chunk.seq) for chunk in chunks) if views else ()
             places.append(Place(cells, reads, moves, shift, seen))
         return MicroBatch(chunks, tuple(places))
 
@@ -158,10 +154,6 @@ class MultiStreamPolicy(Policy):
             reads, scanned, whole = per_cell, per_cell.scanned * span, span * n_streams
         useful = reads.useful if window is None else np.minimum(reads.useful, window + reads.tokens - 1)
         return Reads(reads.tokens, scanned, useful, reads.runs, whole)
-
-    def _view(self, group: int, chunk: Chunk) -> View:
-        cells, positions = self._streams.cells_of(group, chunk.seq)
-        return View(cells + self.stream_of(chunk.seq) * self.caches[group].size, positions)
 
     # Giving up cells
 

@@ -43,6 +43,53 @@ from policies.vocabulary import (
 )
 
 
+class BlockPasses:
+    """Writes the chunks of forward passes into their blocks, and says what attention reads of these."""
+
+    def __init__(self, blocks: BlockManager, kernel: Kernel, pad: int, cells: int, *, one_run: bool):
+        """``cells``: of the whole cache. ``one_run``: each sequence is read as one run."""
+        self._blocks = blocks
+        self._kernel = kernel
+        self._pad = pad
+        self._cells = cells
+        self._one_run = one_run
+        self.reads_own_cells = kernel == "gather" or one_run
+        """Whether attention reads a sequence's cells and no others."""
+
+    def place(
+        self, chunks: tuple[Chunk, ...], copies: Moves, transfers: tuple[Transfer, ...], views: bool
+    ) -> MicroBatch:
+        """Write the chunks of one pass into blocks that their tables have."""
+        blocks, size, parts = self._blocks, self._blocks.block_size, []
+        for seq, start, n, _ in chunks:
+            table = blocks.tables[seq]
+            parts.append(table.cells(start, start + n, size))
+            blocks.write(table, start, start + n)
+        seen = tuple(blocks.tables[chunk.seq].view(size) for chunk in chunks) if views else ()
+        place = Place(np.concatenate(parts), self._reads(chunks), copies, views=seen, transfers=transfers)
+        return MicroBatch(chunks, (place,))
+
+    def _reads(self, chunks: Sequence[Chunk]) -> Reads:
+        """What attention reads for chunks that have just been written."""
+        tables, size = self._blocks.tables, self._blocks.block_size
+        if self.reads_own_cells:
+            held = [tables[chunk.seq] for chunk in chunks]
+            lengths = np.array([table.length - table.skipped * size for table in held], dtype=np.int64)
+            runs = np.ones_like(lengths) if self._one_run else blocks_for_each(lengths, size)
+            return table_reads(chunks, lengths, runs)
+        span = padded_span(self._blocks.counted_occupancy().top, self._pad, self._cells)
+        return reads_of(self._kernel, chunks, lambda seq: tables[seq].view(size).cells, span)
+
+
+def _count_blocks(cells: int, block_size: int, null_block: bool) -> int:
+    """Blocks that so many cells make. Raises ``ValueError`` if none can be used."""
+    n_blocks = cells // block_size
+    if n_blocks <= int(null_block):
+        why = ", and block 0 is never handed out" if null_block else ""
+        raise ValueError(f"{cells} cells make {n_blocks} blocks of {block_size}{why}")
+    return n_blocks
+
+
 class PagedPolicy(Policy):
     """A block table for each sequence; a token's cell follows from its position."""
 
@@ -74,16 +121,12 @@ class PagedPolicy(Policy):
         prompt can be found again (vLLM's retention interval of 0). ``future``: what clairvoyant eviction looks at.
         ``one_run``: under ``sliced``, a sequence's blocks lie in one range of virtual addresses.
         """
-        n_blocks, reserved = config.cells // block_size, int(null_block)
-        if n_blocks <= reserved:
-            why = ", and block 0 is never handed out" if null_block else ""
-            raise ValueError(f"{config.cells} cells make {n_blocks} blocks of {block_size}{why}")
+        n_blocks, reserved = _count_blocks(config.cells, block_size, null_block), int(null_block)
         host_blocks = config.host_cells // block_size
         self.name = name
         self.block_size = block_size
         self.groups = (Group(n_blocks * block_size, window=window, host_cells=host_blocks * block_size),)
         self.kernel = config.kernel or kernel
-        self._one_run = one_run and self.kernel == "sliced"
         self.prefix_cache = prefix_cache
         self.window = window
         self.can_free_while_decoding = window is not None or prefix_cache
@@ -94,43 +137,28 @@ class PagedPolicy(Policy):
         self.host = HostTier(host_blocks) if host_blocks else None
         self._offload = None if self.host is None else HostOffload(self.host, self.blocks)
         self._watermark = int(config.watermark * n_blocks)
-        self._most_blocks = n_blocks if window is None else most_blocks_in_window(window, config.n_ubatch, block_size)
-        """The most blocks that one sequence holds at once."""
-        self._admission = Admission(
+        self._n_ubatch = config.n_ubatch
+        self._future = future
+        self.admission = Admission(
             name,
             self.blocks,
             self._offload,
             watermark=self._watermark,
             max_tokens=config.max_tokens,
-            most_blocks=self._most_blocks,
+            most_blocks=n_blocks if window is None else most_blocks_in_window(window, config.n_ubatch, block_size),
         )
-        self._max_tokens = config.max_tokens
-        self._n_ubatch = config.n_ubatch
-        self._pad = config.pad
-        self._future = future
-        self._ahead: tuple[int, int] | None = None
-        """Tokens in flight and known tokens of the chunk that is being reserved ahead."""
-        self._placement_rule = BlockRule(
-            self.blocks, self._admission, self.allocate, self.settle_transfers, config.n_ubatch, one_run=self._one_run
-        )
-        self._steps = 0
-        """Steps taken, but those of the placement rule."""
-        self._rule = admission_rule(config, self.blocks, self._admission, self.steps_taken, self._blocks_in_use)
-        self.admits_while_decoding = self._rule.admits_while_decoding
-
-    @property
-    def admission(self) -> Admission:
         """Says which chunks find room, and gives them theirs."""
-        return self._admission
+        one_run = one_run and self.kernel == "sliced"
+        self._passes = BlockPasses(self.blocks, self.kernel, config.pad, self.groups[0].cells, one_run=one_run)
+        self._placement_rule = BlockRule(
+            self.blocks, self.admission, self.allocate, self.settle_transfers, config.n_ubatch, one_run=one_run
+        )
+        self._rule = admission_rule(config, self.blocks, self.admission, self._placement_rule)
+        self.admits_while_decoding = self._rule.admits_while_decoding
 
     def placement_rule(self) -> PlacementRule | None:
         """None where other kernels read."""
-        return self._placement_rule if self._reads_own_cells else None
-
-    @property
-    def _reads_own_cells(self) -> bool:
-        """Whether attention reads a sequence's cells and no others."""
-        return self.kernel == "gather" or self._one_run
+        return self._placement_rule if self._passes.reads_own_cells else None
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Note what the sequence will say; what it holds already must agree with that."""
@@ -156,7 +184,7 @@ class PagedPolicy(Policy):
 
     def refusal(self, plan: SequencePlan) -> str | None:
         """Why all blocks together are too few, or None."""
-        need = min(blocks_for(plan.final_tokens, self.block_size), self._most_blocks)
+        need = min(blocks_for(plan.final_tokens, self.block_size), self.admission.most_blocks)
         have = self.pool.n - self.pool.first
         if need <= have:
             return None
@@ -169,7 +197,7 @@ class PagedPolicy(Policy):
             return 0
         if not content.private:
             self._placement_rule.cache_all_full_blocks()
-        return self._admission.match(seq, content, tokens)
+        return self.admission.match(seq, content, tokens)
 
     def cached_tokens(self, content: Content, tokens: int) -> int:
         """Tokens of the longest cached prefix, as ``match`` finds them."""
@@ -177,39 +205,30 @@ class PagedPolicy(Policy):
             return 0
         if not content.private:
             self._placement_rule.cache_all_full_blocks()
-        return self._admission.cached_tokens(content, tokens)
-
-    def found(self, seq: int) -> list[int]:
-        """The blocks that ``match`` found last for the sequence; ``~slot`` for those in the host tier."""
-        return self._admission.found(seq)
+        return self.admission.cached_tokens(content, tokens)
 
     def reserve(
-        self, chunk: Chunk, *, whole: int = 0, waits: bool = False, lookahead: int = 0, in_flight: int = 0
+        self,
+        chunk: Chunk,
+        *,
+        whole: int = 0,
+        waits: bool = False,
+        in_flight: int = 0,
+        known: int | None = None,
+        lookahead: int = 0,
     ) -> bool:
         """Take blocks up to the end of the chunk, and cache those that it fills: vLLM's ``allocate_slots``.
 
-        ``lookahead``: drafted tokens behind the chunk that get blocks too. ``in_flight``: tokens before it that are
-        still being computed.
+        ``lookahead``: drafted tokens behind the chunk that get blocks too.
         """
-        known = None
-        if self._ahead is not None:
-            in_flight, known = self._ahead
-        return self._admission.reserve(chunk, whole, waits, lookahead, in_flight, known)
-
-    def reserve_ahead(self, chunk: Chunk, in_flight: int, known: int) -> bool:
-        """Reserve, and keep what the tokens in flight see; cache only blocks of which all tokens are known."""
-        self._ahead = in_flight, known
-        try:
-            return self.reserve(chunk)
-        finally:
-            self._ahead = None
+        return self.admission.reserve(chunk, whole, waits, lookahead, in_flight, known)
 
     def compose_ahead(self, steps: int) -> None:
         """Cache the blocks that decode steps fill a step later; of a window, keep what each step in flight sees."""
         self.blocks.lag = 1
         if self.window is not None:
             most = most_blocks_in_window(self.window, steps * self._n_ubatch, self.block_size)
-            self._most_blocks = self._admission.most_blocks = most
+            self.admission.most_blocks = most
 
     def note_known(self, seq: int, tokens: int) -> None:
         """Cache the blocks that these tokens fill: vLLM's ``cache_blocks``."""
@@ -219,16 +238,16 @@ class PagedPolicy(Policy):
         """Append blocks to the tables where the new tokens need them: all of them, or none."""
         if any(chunk.also for chunk in step):
             raise Unsupported(f"{self.name}: a chunk for several sequences at once; copy the sequence instead")
-        self._admission.reserve_step(step)
+        self.admission.reserve_step(step)
         parts = split_batch(step, self._n_ubatch)
         if not parts:
             return ()
-        self._steps += 1
+        self._placement_rule.steps += 1
         transfers = self.settle_transfers()
         copies = self.blocks.settle_copies()
         batches = []
         for chunks in parts:
-            batches.append(self._place(chunks, copies, transfers, views))
+            batches.append(self._passes.place(chunks, copies, transfers, views))
             copies, transfers = NO_MOVES, ()
         return tuple(batches)
 
@@ -329,39 +348,3 @@ class PagedPolicy(Policy):
         for seq in sorted(self.tables, reverse=True):
             owners[self.tables[seq].view(self.block_size).cells] = seq
         return owners
-
-    def steps_taken(self) -> int:
-        """Steps since the cache was made."""
-        return self._steps + self._placement_rule.steps
-
-    def _blocks_in_use(self, plan: SequencePlan) -> int:
-        """Blocks at the beginning of a text that other sequences hold, so that it takes no room to share them."""
-        if not self.prefix_cache or self.window is not None or plan.content.private:
-            return 0
-        self._placement_rule.cache_all_full_blocks()
-        found = self.pool.leading(plan.content.lookup_keys(self.block_size, plan.start_tokens))
-        return sum(1 for block in found if self.pool.refs[block] > 0)
-
-    def _place(
-        self, chunks: tuple[Chunk, ...], copies: Moves, transfers: tuple[Transfer, ...], views: bool
-    ) -> MicroBatch:
-        """Write the chunks of one forward pass into their blocks."""
-        parts = []
-        for seq, start, n, _ in chunks:
-            table = self.tables[seq]
-            parts.append(table.cells(start, start + n, self.block_size))
-            self.blocks.write(table, start, start + n)
-        seen = tuple(self.tables[chunk.seq].view(self.block_size) for chunk in chunks) if views else ()
-        place = Place(np.concatenate(parts), self._reads(chunks), copies, views=seen, transfers=transfers)
-        return MicroBatch(chunks, (place,))
-
-    def _reads(self, chunks: Sequence[Chunk]) -> Reads:
-        """What attention reads for chunks that have just been written."""
-        size = self.block_size
-        if self._reads_own_cells:
-            held = [self.tables[chunk.seq] for chunk in chunks]
-            lengths = np.array([table.length - table.skipped * size for table in held], dtype=np.int64)
-            runs = np.ones_like(lengths) if self._one_run else blocks_for_each(lengths, size)
-            return table_reads(chunks, lengths, runs)
-        span = padded_span(self.blocks.counted_occupancy().top, self._pad, self.groups[0].cells)
-        return reads_of(self.kernel, chunks, lambda seq: self.tables[seq].view(size).cells, span)

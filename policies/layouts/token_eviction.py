@@ -115,7 +115,9 @@ class TokenEvictionPolicy(Policy):
         sizes = f"{plan.prompt_tokens} prompt tokens, {plan.final_tokens} in all"
         return f"the request needs {most} cells at once ({sizes}), a sequence can have {self.capacity}"
 
-    def reserve(self, chunk: Chunk, *, whole: int = 0, waits: bool = False) -> bool:
+    def reserve(
+        self, chunk: Chunk, *, whole: int = 0, waits: bool = False, in_flight: int = 0, known: int | None = None
+    ) -> bool:
         """Take the blocks that a chunk needs in each group."""
         self._placement_rule.evict_due()
         row = self._placement_rule.of(chunk.seq)
@@ -207,8 +209,8 @@ class TokenEvictionPolicy(Policy):
         """What attention reads of chunks that have just been written: through a block table, the holes as well."""
         useful = np.array([len(own.cells) for own in held], dtype=np.int64)
         if self.kernel == "gather":
-            scanned = np.array([blocks.cells_read(own) for own in held], dtype=np.int64)
-            runs = np.array([blocks.blocks_read(own) for own in held], dtype=np.int64)
+            scanned = np.array([own.cells_read() for own in held], dtype=np.int64)
+            runs = np.array([own.blocks_read() for own in held], dtype=np.int64)
             return table_reads(chunks, scanned, runs)._replace(useful=useful)
         span = padded_span(blocks.top, self._pad, self.groups[0].cells)
         return reads_of(self.kernel, chunks, lambda seq: _view(blocks.held[seq]).cells, span)._replace(useful=useful)

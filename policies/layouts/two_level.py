@@ -22,7 +22,7 @@ from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
 from policies.paging.large_pages import LargePages, SmallPages
 from policies.placement.parts import PartRule
 from policies.placement.rule import PlacementRule
-from policies.policy import CacheConfig, Policy
+from policies.policy import CacheConfig, Kernel, Policy
 from policies.vocabulary import (
     CellMap,
     Chunk,
@@ -70,6 +70,59 @@ class PageKind(NamedTuple):
         return max(windows) if len(windows) == len(self.groups) else None
 
 
+class LayerLayout:
+    """How the layers of a model lie in pages: what shares a kind of page, and what a large page holds."""
+
+    def __init__(self, kinds: Sequence[PageKind], block_size: int):
+        self.kinds = tuple(kinds)
+        self.block_size = block_size
+        self.layers = sum(kind.layers for kind in kinds)
+        self.page_layers = lcm(*(kind.page_layers for kind in kinds))
+        """Layers that a large page has room for, with a block of tokens each."""
+
+    def pages(self, cells: int) -> int:
+        """Large pages in the memory of so many cells, each of which has K and V of all layers.
+
+        Raises ``ValueError`` if none can be used.
+        """
+        pages = cells * self.layers // (self.page_layers * self.block_size)
+        if pages < 2:
+            raise ValueError(
+                f"{cells} cells make {pages} large pages of {self.block_size} x {self.page_layers} layers, and the "
+                "first is never handed out"
+            )
+        return pages
+
+    def cells(self, pages: int) -> int:
+        """Number of cells, each with K and V of all layers, that so many large pages make."""
+        return pages * self.page_layers * self.block_size // self.layers
+
+    def windows(self) -> list[tuple[int, int | None]]:
+        """For each group of layers its kind of page, and its window where the page keeps more than that."""
+        return [
+            (at, None if group.window == kind.window else group.window)
+            for at, kind in enumerate(self.kinds)
+            for group in kind.groups
+        ]
+
+    def places(self, batches: Sequence[MicroBatch], kernel: Kernel) -> Iterator[Place]:
+        """A micro-batch's place in each group, given that in each kind of page."""
+        for at, window in self.windows():
+            (place,) = batches[at].places
+            yield place if window is None else place._replace(reads=self._within(window, batches[at], kernel))
+
+    def _within(self, window: int, batch: MicroBatch, kernel: Kernel) -> Reads:
+        """What layers with a window read of pages that keep more than that."""
+        if kernel != "gather":
+            reads = batch.reads
+            return reads._replace(useful=np.minimum(reads.useful, window + reads.tokens - 1))
+        size = self.block_size
+        lengths = np.array(
+            [start + n - blocks_behind(start, window, size) * size for _, start, n, _ in batch.chunks], dtype=np.int64
+        )
+        return table_reads(batch.chunks, lengths, blocks_for_each(lengths, size))
+
+
 class TwoLevelPolicy(Policy):
     """A paged cache for each kind of page, all of them in the same large pages.
 
@@ -92,39 +145,26 @@ class TwoLevelPolicy(Policy):
         Raises ``ValueError`` if that makes no large page that can be used.
         """
         self.name = name
-        self.block_size = size = config.block_size
-        self._layers = sum(kind.layers for kind in kinds)
-        self._kinds = tuple(kinds)
-        page_layers = lcm(*(kind.page_layers for kind in kinds))
-        self._page_room = page_layers * size
-        """K and V of one token in one layer that a large page has room for."""
-        n_pages = config.cells * self._layers // self._page_room
-        if n_pages < 2:
-            raise ValueError(
-                f"{config.cells} cells make {n_pages} large pages of {size} x {page_layers} layers, and the first is "
-                "never handed out"
-            )
+        self.block_size = config.block_size
+        self._layout = layout = LayerLayout(kinds, config.block_size)
+        n_pages = layout.pages(config.cells)
         self.pages = LargePages(n_pages)
         self._watermark = int(config.watermark * n_pages)
-        self.parts = tuple(self._part(config, kind, page_layers // kind.page_layers) for kind in kinds)
+        self.parts = tuple(self._part(config, kind, layout.page_layers // kind.page_layers) for kind in kinds)
         """The paged cache of each kind."""
         self.part_of = [part for part, kind in zip(self.parts, kinds, strict=True) for _ in kind.groups]
         """The paged cache that each group's cells are in."""
         self.groups = tuple(
-            Group(part.groups[0].cells, group.window, group.layers / self._layers)
+            Group(part.groups[0].cells, group.window, group.layers / layout.layers)
             for part, kind in zip(self.parts, kinds, strict=True)
             for group in kind.groups
         )
         self.kernel = self.parts[0].kernel
-        self.capacity = self._cells(n_pages - 1)
+        self.capacity = layout.cells(n_pages - 1)
         self._rule = PartRule(
             [part.blocks for part in self.parts],
             self.pages,
-            [
-                (at, None if group.window == kind.window else group.window)
-                for at, kind in enumerate(kinds)
-                for group in kind.groups
-            ],
+            layout.windows(),
             [(kind.layers, kind.page_layers) for kind in kinds],
             self._reserve_step,
             self.allocate,
@@ -152,10 +192,6 @@ class TwoLevelPolicy(Policy):
         )
         self.pages.kinds[-1].forget_block = part.pool.forget
         return part
-
-    def _cells(self, pages: int) -> int:
-        """Number of cells, each with K and V of all layers, that so many large pages make."""
-        return pages * self._page_room // self._layers
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -229,13 +265,11 @@ class TwoLevelPolicy(Policy):
 
     # Placement
 
-    def reserve(self, chunk: Chunk, *, whole: int = 0, waits: bool = False) -> bool:
+    def reserve(
+        self, chunk: Chunk, *, whole: int = 0, waits: bool = False, in_flight: int = 0, known: int | None = None
+    ) -> bool:
         """Take blocks of all kinds up to the end of the chunk, or none."""
-        return self._reserve_step([chunk], whole, waits)
-
-    def reserve_ahead(self, chunk: Chunk, in_flight: int, known: int) -> bool:
-        """Reserve, and keep what the tokens in flight see; cache only blocks of which all tokens are known."""
-        return self._reserve_step([chunk], in_flight=in_flight, known=known)
+        return self._reserve_step([chunk], whole, waits, in_flight, known)
 
     def _reserve_step(
         self,
@@ -287,29 +321,9 @@ class TwoLevelPolicy(Policy):
             raise OutOfCells(f"no room for {n} token{'s' * (n > 1)}: {free} of {self.pages.n - 1} large pages are free")
         by_part = [part.allocate(step, views=views) for part in self.parts]
         return tuple(
-            MicroBatch(batches[0].chunks, tuple(self._places(batches))) for batches in zip(*by_part, strict=True)
+            MicroBatch(batches[0].chunks, tuple(self._layout.places(batches, self.kernel)))
+            for batches in zip(*by_part, strict=True)
         )
-
-    def _places(self, batches: Sequence[MicroBatch]) -> Iterator[Place]:
-        """A micro-batch's place in each group, given that in each kind of page."""
-        for kind, batch in zip(self._kinds, batches, strict=True):
-            (place,) = batch.places
-            for group in kind.groups:
-                if group.window is None or group.window == kind.window:
-                    yield place
-                else:
-                    yield place._replace(reads=self._within(group.window, batch))
-
-    def _within(self, window: int, batch: MicroBatch) -> Reads:
-        """What layers with a window read of pages that keep more than that."""
-        if self.kernel != "gather":
-            reads = batch.reads
-            return reads._replace(useful=np.minimum(reads.useful, window + reads.tokens - 1))
-        size = self.block_size
-        lengths = np.array(
-            [start + n - blocks_behind(start, window, size) * size for _, start, n, _ in batch.chunks], dtype=np.int64
-        )
-        return table_reads(batch.chunks, lengths, blocks_for_each(lengths, size))
 
     # Giving up cells
 
@@ -330,7 +344,9 @@ class TwoLevelPolicy(Policy):
         """How full the memory is, in cells of all layers; free extents are of large pages without a block in use."""
         rule = self._rule
         rule.look()
-        cached = [part.pool.n_free_cached * kind.layers for part, kind in zip(self.parts, self._kinds, strict=True)]
+        cached = [
+            part.pool.n_free_cached * kind.layers for part, kind in zip(self.parts, self._layout.kinds, strict=True)
+        ]
         return Usage(
             self.capacity,
             rule.stored,
@@ -339,7 +355,7 @@ class TwoLevelPolicy(Policy):
             rule.free_extents,
             rule.largest_free_extent,
             rule.span,
-            sum(cached) * self.block_size // self._layers,
+            sum(cached) * self.block_size // self._layout.layers,
         )
 
     def sequences(self) -> list[int]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from policies.paging.admission import Admission
 from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable, blocks_for
 from policies.policy import CacheConfig
 from policies.vocabulary import SequencePlan
+
+if TYPE_CHECKING:
+    from policies.placement.blocks import BlockRule
 
 MOST_EXPECTED = 4096
 """A limit of more output tokens than these counts as this many (SGLang's ``CLIP_MAX_NEW_TOKENS``)."""
@@ -82,16 +85,12 @@ class ExpectedRule(AdmissionRule):
         self,
         blocks: BlockManager,
         admission: Admission,
-        steps_taken: Callable[[], int],
-        blocks_in_use: Callable[[SequencePlan], int],
+        placement: BlockRule,
         conservativeness: float,
     ):
-        """``steps_taken``: steps since the cache was made. ``blocks_in_use``: blocks of a text that running sequences
-        hold. ``conservativeness``: multiplies the first share.
-        """
+        """``placement``: counts steps. ``conservativeness``: multiplies the first share."""
         super().__init__(blocks, admission)
-        self._steps_taken = steps_taken
-        self._blocks_in_use = blocks_in_use
+        self._placement = placement
         self._first = min(FIRST_RATIO * conservativeness, 1.0)
         self._least = self._first * LEAST_RATIO
         self._set, self._set_at = self._first, 0
@@ -100,7 +99,7 @@ class ExpectedRule(AdmissionRule):
     @property
     def ratio(self) -> float:
         """The share of its limit that a sequence is expected to use now."""
-        fallen = (self._first - self._least) / STEPS_TO_LEAST * (self._steps_taken() - self._set_at)
+        fallen = (self._first - self._least) / STEPS_TO_LEAST * (self._placement.steps - self._set_at)
         return max(self._set - fallen, self._least)
 
     def admits(self, plan: SequencePlan) -> bool:
@@ -124,11 +123,20 @@ class ExpectedRule(AdmissionRule):
             limits += max(plan.max_tokens - plan.prompt_tokens, 0)
             count += 1
         share = (generated + STEPS_AFTER_PREEMPTION * count) / (limits + 1) if count else self._first
-        self._set, self._set_at = min(share, 1.0), self._steps_taken()
+        self._set, self._set_at = min(share, 1.0), self._placement.steps
 
     def emptied(self) -> None:
         """Expect what was expected at first."""
-        self._set, self._set_at = self._first, self._steps_taken()
+        self._set, self._set_at = self._first, self._placement.steps
+
+    def _blocks_in_use(self, plan: SequencePlan) -> int:
+        """Blocks at the beginning of a text that other sequences hold, so that it takes no room to share them."""
+        blocks = self._blocks
+        if not blocks.prefix_cache or blocks.window is not None or plan.content.private:
+            return 0
+        self._placement.cache_all_full_blocks()
+        found = blocks.pool.leading(plan.content.lookup_keys(blocks.block_size, plan.start_tokens))
+        return sum(1 for block in found if blocks.pool.refs[block] > 0)
 
     def _expected(self, table: BlockTable, ratio: float) -> float:
         """Tokens that an opened sequence is expected to need beyond its blocks; all of them before it decodes."""
@@ -143,12 +151,11 @@ def admission_rule(
     config: CacheConfig,
     blocks: BlockManager,
     admission: Admission,
-    steps_taken: Callable[[], int],
-    blocks_in_use: Callable[[SequencePlan], int],
+    placement: BlockRule,
 ) -> AdmissionRule:
     """The rule that ``config.admission`` names; the arguments are those of ``ExpectedRule``."""
     if config.admission == "no-evict":
         return NoEvictRule(blocks, admission)
     if config.admission == "expected":
-        return ExpectedRule(blocks, admission, steps_taken, blocks_in_use, config.conservativeness)
+        return ExpectedRule(blocks, admission, placement, config.conservativeness)
     return AdmissionRule(blocks, admission)

@@ -234,7 +234,7 @@ class BlockManager:
             occupancy.stored,
             self.capacity - free,
             free,
-            extents.count,
+            extents.lengths.count,
             extents.largest * size,
             occupancy.top,
             self.pool.n_free_cached * size,

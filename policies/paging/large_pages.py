@@ -69,7 +69,7 @@ class LargePages:
             return
         self.changed = False
         self.free_blocks = [kind.n_free_beside_idle for kind in self.kinds]
-        self.free_extents, self.largest_free_extent = self.extents.count, self.extents.largest
+        self.free_extents, self.largest_free_extent = self.extents.lengths.count, self.extents.largest
         self.used_pages = max(self.extents.used_below(self.n), 0)
         least, most, available = 0, self.n * self.kinds[0].per_page, self.n_available
         while least < most:

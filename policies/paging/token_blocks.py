@@ -17,7 +17,9 @@ from policies.vocabulary import NO_MOVES, IntArray, Moves, Usage
 class HeldTokens:
     """What one sequence holds in one group of layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        """``size``: cells in a block."""
+        self._size: i64 = size
         self.blocks: list[int] = []
         """In the order in which they were taken, or packed."""
         self.positions: list[int] = []
@@ -32,6 +34,22 @@ class HeldTokens:
         """Where holes are refilled: for each block with any, the turn in which each came, and its cell."""
         self.reserved: i64 = 0
         """Tokens that room was set aside for, and that are not written yet."""
+
+    def take_hole(self, block: int, at: int = 0) -> int:
+        """The cell of one of a block's holes, which is no longer listed."""
+        holes = self.holes[block]
+        _, cell = holes.pop(at)
+        if not holes:
+            del self.holes[block]
+        return cell
+
+    def cells_read(self) -> i64:
+        """Cells that a kernel reads which goes through its blocks: its tokens, and the holes among them."""
+        return len(self.blocks) * self._size - self.unwritten
+
+    def blocks_read(self) -> i64:
+        """Blocks in which these cells lie."""
+        return len(self.blocks) - self.unwritten // self._size
 
 
 class TokenBlocks:
@@ -62,7 +80,7 @@ class TokenBlocks:
         """What a sequence holds; nothing, if it is new."""
         found = self.held.get(seq)
         if found is None:
-            found = self.held[seq] = HeldTokens()
+            found = self.held[seq] = HeldTokens(int(self.size))
         return found
 
     def missing(self, own: HeldTokens, tokens: i64) -> i64:
@@ -143,7 +161,7 @@ class TokenBlocks:
         block = self._fullest(own) if self._refill else own.open[0]
         if self._written[block] < size:
             return self._take_unwritten(own, block)
-        return self._take_hole(own, block)
+        return own.take_hole(block)
 
     def _take_unwritten(self, own: HeldTokens, block: int) -> int:
         at, size = self._written[block], int(self.size)
@@ -152,13 +170,6 @@ class TokenBlocks:
         if at + 1 == size:
             own.open.remove(block)
         return block * size + at
-
-    def _take_hole(self, own: HeldTokens, block: int, at: int = 0) -> int:
-        holes = own.holes[block]
-        _, cell = holes.pop(at)
-        if not holes:
-            del own.holes[block]
-        return cell
 
     def _fullest(self, own: HeldTokens) -> int:
         """The fullest block with an empty cell; of equally full ones, that whose first empty cell came earliest."""
@@ -187,7 +198,7 @@ class TokenBlocks:
         block = cell // size
         if self._written[block] < size:
             return self._take_unwritten(own, block)
-        return self._take_hole(own, block)
+        return own.take_hole(block)
 
     # Giving up
 
@@ -278,7 +289,7 @@ class TokenBlocks:
 
     def fragmentation(self, own: HeldTokens) -> float:
         """Share of the cells which attention reads of a sequence that hold no token."""
-        read = self.cells_read(own)
+        read = own.cells_read()
         return fragmentation(len(own.cells), int(read)) if read else 0.0
 
     def excess_blocks(self, own: HeldTokens, more: int = 0) -> int:
@@ -317,14 +328,6 @@ class TokenBlocks:
 
     # Looking in
 
-    def cells_read(self, own: HeldTokens) -> i64:
-        """Cells that a kernel reads which goes through a sequence's blocks: its tokens, and the holes among them."""
-        return len(own.blocks) * self.size - own.unwritten
-
-    def blocks_read(self, own: HeldTokens) -> i64:
-        """Blocks in which these cells lie."""
-        return len(own.blocks) - own.unwritten // self.size
-
     @property
     def top(self) -> int:
         """One past the highest cell that holds a token; 0 if there is none."""
@@ -341,7 +344,7 @@ class TokenBlocks:
         """How full the pool is; any free block serves any sequence."""
         extents, size = self.pool.keep_extents(), int(self.size)
         free, largest = extents.total * size, extents.largest * size
-        return Usage(capacity, self.stored, capacity - free, free, extents.count, largest, self.top)
+        return Usage(capacity, self.stored, capacity - free, free, extents.lengths.count, largest, self.top)
 
 
 def _runs(src: IntArray, dst: IntArray) -> Moves:

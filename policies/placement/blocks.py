@@ -273,7 +273,7 @@ class BlockRule(PlacementRule):
         if self._top_rises:
             self.span += self._repeats
         self.allocated, self.placeable = self._blocks.capacity - free, free
-        self.free_extents, self.largest_free_extent = extents.count, extents.largest * size
+        self.free_extents, self.largest_free_extent = extents.lengths.count, extents.largest * size
 
     def _place_chunk_by_chunk(self, chunks: Sequence[Chunk]) -> Sequence[PassReads]:
         step = [Chunk(table.seq, int(table.length), int(table.n)) for table in self._tables]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from policies.cells.search import first_run
 from policies.cells.sequence_cells import Row as SequenceRow
 from policies.cells.tile_counts import HeldTiles
 from policies.compaction.triggers import CompactionPlanner
@@ -14,6 +15,7 @@ from policies.placement.rule import GroupReads, PassReads, Row
 from policies.vocabulary import NO_MOVES, Cells, Chunk, OutOfCells, split_batch
 
 if TYPE_CHECKING:
+    from policies.layouts.arena_placement import ArenaPlacement
     from policies.layouts.unified import UnifiedPolicy
 
 _TILE: Final = 64
@@ -27,9 +29,17 @@ class CellRule(CellStepRule):
     something, is taken by the policy's ``allocate``.
     """
 
-    def __init__(self, policy: UnifiedPolicy, planner: CompactionPlanner, max_pass_tokens: int, pad: int):
+    def __init__(
+        self,
+        policy: UnifiedPolicy,
+        placement: ArenaPlacement,
+        planner: CompactionPlanner,
+        max_pass_tokens: int,
+        pad: int,
+    ):
         super().__init__(max_pass_tokens, 1, policy.arena.free, policy.arena.rows)
         self._policy = policy
+        self._placement = placement
         self._arena = policy.arena
         self._pending = policy.arena.pending
         self._planner = planner
@@ -46,9 +56,9 @@ class CellRule(CellStepRule):
 
     def _row_for(self, seq: int) -> Row | None:
         cells: SequenceRow | None = self._arena.row_of(seq)
-        if cells is None or cells.end == cells.begin or not self._policy.only_generates(seq, cells.end):
+        if cells is None or cells.end == cells.begin or not self._placement.only_generates(seq, cells.end):
             return None
-        return CellRow(seq, cells, self._policy.tiles_of(seq) if self._has_tiles else None)
+        return CellRow(seq, cells, self._placement.tiles_of(seq) if self._has_tiles else None)
 
     def renew(self) -> None:
         """Be told that tiles must be counted again."""
@@ -71,7 +81,7 @@ class CellRule(CellStepRule):
             if cells is None:
                 return False
             row.cells = cells
-            row.tiles = self._policy.tiles_of(row.seq) if self._has_tiles else None
+            row.tiles = self._placement.tiles_of(row.seq) if self._has_tiles else None
         self._is_stale = False
         return True
 
@@ -96,7 +106,7 @@ class CellRule(CellStepRule):
             planner.ask_before_step(tokens)
         if planner.wanted:
             # There was room before, so there is room behind what is packed.
-            self._policy.update()
+            self._placement.compact_if_due()
             first = self._find(tokens)
             if first < 0 or (self._is_stale and not self._look_up()):
                 return False
@@ -111,7 +121,7 @@ class CellRule(CellStepRule):
             free.take(first, tokens)
             self.go_on_behind(first + tokens)
         work.tokens, work.chunks, work.rows = tokens, len(self.rows), self.rows
-        self._policy.attended = span = free.span(self._pad)
+        self._placement.attended = span = free.span(self._pad)
         self._give(group, first, cells, span)
         if planner.checks_steps:
             planner.ask_after_step(tokens)
@@ -139,7 +149,7 @@ class CellRule(CellStepRule):
         for part in split_batch(chunks, self.max_pass_tokens, own) or [()]:
             taken = self._take_room(rest, part)
             if taken is None:
-                refusal: OutOfCells = policy.no_room(rest + sum([chunk.n for chunk in part]))
+                refusal: OutOfCells = self._placement.no_room(rest + sum([chunk.n for chunk in part]))
                 if found:
                     self._take_back(found, head)
                 raise refusal
@@ -159,17 +169,17 @@ class CellRule(CellStepRule):
                 else:
                     self._give(group, -1, taken[:rest].tolist(), span)
             self._add_chunks(work, part, span)
-            policy.attended = span
+            self._placement.attended = span
             found.append(work)
             rest = 0
         planner.ask_after_step(tokens)
         return found
 
     def _take_room(self, own: i64, chunks: Sequence[Chunk]) -> Cells | None:
-        """``UnifiedPolicy.take_room``, quicker where consecutive cells are free."""
+        """``ArenaPlacement.take_room``, quicker where consecutive cells are free."""
         planner = self._planner
         if planner.wanted:
-            self._policy.update()
+            self._placement.compact_if_due()
         if self._contiguous:
             tokens = own
             for chunk in chunks:
@@ -180,15 +190,15 @@ class CellRule(CellStepRule):
                 self.free.take(first, tokens)
                 self.go_on_behind(first + tokens)
                 if chunks:
-                    self._policy.write(chunks, range(first + own, first + tokens))
+                    self._placement.write(chunks, range(first + own, first + tokens))
                 return range(first, first + tokens)
-        return self._policy.take_room(own, chunks)
+        return self._placement.take_room(own, chunks)
 
     def look(self) -> None:
         """Note how full the cache is; every number is kept up to date."""
         free = self.free
         self.stored = self.allocated = free.size - free.total
-        self.free_extents = free.count
+        self.free_extents = free.lengths.count
         self.largest_free_extent = free.largest
         self.placeable = self.largest_free_extent if self._contiguous else free.total
         self.span = free.top
@@ -216,8 +226,8 @@ class CellRule(CellStepRule):
         # As ``start_of_search`` has it.
         if head > free.size - free.total + 2 * n:
             head = 0
-        found = free.first_run(n, head)
-        return self._policy.search(n) if found < 0 else found
+        found = first_run(free, n, head)
+        return self._placement.first_fit(n) if found < 0 else found
 
     def go_on_behind(self, end: i64) -> None:
         """Let the next search begin at ``end``, or at 0 where that is the end of the cache."""
@@ -279,7 +289,7 @@ class CellRule(CellStepRule):
             work.tokens += n
             work.chunks += 1
             if self._has_tiles:
-                tiles: HeldTiles = self._policy.tiles_of(seq)
+                tiles: HeldTiles = self._placement.tiles_of(seq)
                 group.span += _TILE * tiles.tiles
                 group.add_chunk(n, _TILE * tiles.tiles, tiles.cells, tiles.runs)
             else:
@@ -295,7 +305,7 @@ class CellRule(CellStepRule):
         self.ended = False
         for work in passes:
             chunks += work.beside
-        self._policy.take_back(chunks, [(work.groups[0].moves, work.groups[0].shift) for work in passes], head)
+        self._placement.take_back(chunks, [(work.groups[0].moves, work.groups[0].shift) for work in passes], head)
 
     def _place_by_chunks(self, chunks: Sequence[Chunk]) -> Sequence[PassReads]:
         """``place`` through ``allocate``."""

@@ -7,6 +7,7 @@ from typing import Final, final
 
 from policies.cells.arena import Arena
 from policies.cells.free_cells import FreeCells
+from policies.cells.search import next_runs
 from policies.cells.sequence_cells import Row as SequenceRow
 from policies.cells.sequence_cells import SequenceCells
 from policies.cells.stream_arenas import CacheSpec
@@ -47,7 +48,7 @@ class StreamCells:
         if self._seen != free.changes:
             self._seen = free.changes
             self.used = self.size - free.total
-            self.extents, self.largest, self.top = free.count, free.largest, free.top
+            self.extents, self.largest, self.top = free.lengths.count, free.largest, free.top
 
     def start_of_search(self, n: i64) -> i64:
         """Where a search for ``n`` cells begins, as the function of that name has it."""
@@ -106,7 +107,7 @@ class StreamCells:
         """Tokens that rows still lack, and the chunk that gets the next cells."""
         placed: i64 = 0
         rotations = self.arena.pending.rotations
-        for each in self.free.runs(n, head):
+        for each in next_runs(self.free, n, head):
             cell: i64 = each[0]
             stop = cell + each[1]
             self.free.take(cell, stop - cell)

@@ -285,7 +285,7 @@ class TokenEvictionRule(PlacementRule):
             if own.reserved < n:
                 blocks.reserve(own, n)
             blocks.write(own, start, int(n))
-            _count(group, n, blocks.cells_read(own), len(own.cells), blocks.blocks_read(own))
+            _count(group, n, own.cells_read(), len(own.cells), own.blocks_read())
         work.tokens += n
         work.chunks += 1
 

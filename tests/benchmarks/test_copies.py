@@ -24,7 +24,7 @@ def test_all_copy_kernels_give_the_same_cells(owners, compactor, piece):
     arena = Arena(len(owners))
     for cell, seq in enumerate(owners):
         if seq >= 0:
-            arena.free.take_cells(np.array([cell]))
+            arena.free.take_each([cell])
             arena.put(np.array([cell]), (seq,), owners[:cell].count(seq))
     moves = compactor(arena)
     if moves.n_runs == 0:

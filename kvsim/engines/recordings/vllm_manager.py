@@ -60,7 +60,7 @@ class ManagerReplay(Replay):
     def _lookup(self, record: Record) -> State:
         seq, content = self._seqs[record["r"]], self._contents[record["r"]]
         hit = self._policy.match(seq, content, content.n)
-        return {"hit": hit, "blocks": self._policy.found(seq)}
+        return {"hit": hit, "blocks": self._policy.admission.found(seq)}
 
     def _alloc(self, record: Record) -> State:
         seq, content = self._seqs[record["r"]], self._contents[record["r"]]
@@ -68,7 +68,7 @@ class ManagerReplay(Replay):
         if record["first"]:
             policy.open(seq, SequencePlan(self._prompts[record["r"]], UNBOUNDED, UNBOUNDED, content))
         # After a look-up that disagreed, continue with the blocks that our own look-up found.
-        hit = len(policy.found(seq)) * policy.block_size if record["first"] and record["hit"] else 0
+        hit = len(policy.admission.found(seq)) * policy.block_size if record["first"] and record["hit"] else 0
         held = hit // policy.block_size if record["first"] else len(policy.tables[seq].blocks)
         chunk = Chunk(seq, record["nct"] + hit, record["new"])
         done = policy.reserve(

@@ -35,17 +35,24 @@ class _CallLog(PagedPolicy):
     def match(self, seq: int, content: Content, tokens: int) -> int:
         """Look up a prefix, and log it."""
         hit = super().match(seq, content, tokens)
-        self.calls.append(["L", self.name_of[content], hit, self.found(seq)])
+        self.calls.append(["L", self.name_of[content], hit, self.admission.found(seq)])
         return hit
 
     def reserve(
-        self, chunk: Chunk, *, whole: int = 0, waits: bool = False, lookahead: int = 0, in_flight: int = 0
+        self,
+        chunk: Chunk,
+        *,
+        whole: int = 0,
+        waits: bool = False,
+        in_flight: int = 0,
+        known: int | None = None,
+        lookahead: int = 0,
     ) -> bool:
         """Reserve blocks, and log it."""
         s = self.tables[chunk.seq]
         held = len(s.blocks) or chunk.start // self.block_size
         computed, hit = (chunk.start, 0) if s.blocks else (0, chunk.start)
-        done = super().reserve(chunk, whole=whole, waits=waits, lookahead=lookahead, in_flight=in_flight)
+        done = super().reserve(chunk, whole=whole, waits=waits, in_flight=in_flight, known=known, lookahead=lookahead)
         new = list(s.blocks[held:]) if done else None
         self.calls.append(["A", self.name_of[s.content], computed, chunk.n, hit, new])
         return done

@@ -193,7 +193,7 @@ class AsyncVllm(Vllm):
         flown = self._in_flight.get(job)
         if flown is None:
             return self._policy.reserve(chunk)
-        return self._policy.reserve_ahead(chunk, flown.tokens, self._known(job, flown))
+        return self._policy.reserve(chunk, in_flight=flown.tokens, known=self._known(job, flown))
 
     def _next_waiting(self) -> Job | None:
         """The first waiting request of which nothing is in flight any more."""

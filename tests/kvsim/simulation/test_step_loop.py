@@ -14,6 +14,7 @@ from kvsim.simulation.recorder import DETAILS, Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive
 from kvsim.simulation.step_loop import delays_until
 from policies import available
+from policies.layouts.arena_placement import ArenaPlacement
 from policies.layouts.unified import UnifiedPolicy
 from tests.chats import chats
 from tests.kvsim.simulation.random_runs import PROFILE, outcome, scenarios
@@ -95,15 +96,21 @@ def test_hardly_any_step_is_placed_chunk_by_chunk(name, detail):
     assert policy.allocate.call_count < 0.15 * recorder.forward_passes
 
 
-class AnyFreeCells(UnifiedPolicy):
-    """Searches in another way than the class whose rule it would inherit: the highest free cells first."""
+class HighestFree(ArenaPlacement):
+    """The highest free cells first."""
 
     contiguous = False
 
-    def _find_cells(self, chunks):
-        n = sum(chunk.n for chunk in chunks)
+    def find(self, row_tokens, chunks):
+        n = row_tokens + sum(chunk.n for chunk in chunks)
         free = np.flatnonzero(self.arena.first_owners() < 0)
         return None if len(free) < n else free[-n:]
+
+
+class AnyFreeCells(UnifiedPolicy):
+    """Searches in another way than the class whose rule it would inherit."""
+
+    placing = HighestFree
 
 
 class RuleInherited(AnyFreeCells):

@@ -97,7 +97,7 @@ def perform(arena, plain, operation):
         case ("put", cells, seqs, (start, _)):
             free = np.array(sorted(cells - set(plain.seqs)), dtype=np.int64)
             if len(free):
-                arena.free.take_cells(free)
+                arena.free.take_each(free.tolist())
                 arena.put(free, seqs, start)
                 plain.put(free.tolist(), seqs, start)
         case ("remove", seq, between):
@@ -166,7 +166,7 @@ def test_a_placement_undone_leaves_no_trace(operations, plan):
         chosen = np.array(sorted(cells), dtype=np.int64)
         undo.append(SavedCells.of(arena, chosen))
         arena.vacate(chosen[arena.owner[chosen] > 0])
-        arena.free.take_cells(chosen)
+        arena.free.take_each(chosen.tolist())
         arena.put(chosen, {seq}, 50)
     for saved in reversed(undo):
         saved.restore()

@@ -7,15 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.cells.free_cells import FreeCells
-from policies.cells.search import cells_array, find_contiguous, find_scattered, start_of_search
-from policies.vocabulary import Moves
+from policies.cells.search import cells_array, find_contiguous, find_scattered, last_cells, start_of_search
 from tests.policies.cells.test_free_extents import SIZE, extents_by_hand
 
-TAKING = ("take_cells", "take_each", "take", "take_next", "take_last", "take_run", "take_run")
-GIVING_BACK = ("release", "release_each", "release_run")
+TAKING = ("take_each", "take", "take_next", "take_last", "take_run", "take_run")
+GIVING_BACK = ("release_each", "release_run")
 READING = ("extents", "largest", "ends", "beside", "copy")
 OPERATIONS = st.tuples(
-    st.sampled_from([*TAKING, *GIVING_BACK, *READING, "move"]), st.integers(0, 299) | st.none(), st.integers(1, 20)
+    st.sampled_from([*TAKING, *GIVING_BACK, *READING]), st.integers(0, 299) | st.none(), st.integers(1, 20)
 )
 
 
@@ -32,11 +31,6 @@ def test_cells_are_free_that_were_not_taken(size, operations, full):
             behind = taken[-1] + 1 if taken else 0
         elif what in GIVING_BACK and used.any():
             used[given_back(what, kept, used, at, n)] = False
-        elif what == "move" and used.any() and not used.all():
-            # To the lowest free cell and back, once or so often that all moves are counted together.
-            src, dst = int(np.flatnonzero(used)[-1]), int(used.argmin())
-            kept.move(Moves.from_runs([(src, dst, 1), (dst, src, 1)] * (500 * (n % 2)) + [(src, dst, 1)]))
-            used[[src, dst]] = False, True
         elif what in READING:
             read(what, kept, used, at)
         assert kept.total == size - used.sum()
@@ -52,7 +46,7 @@ def taken_by(what, kept, used, at, n):
         assert kept.take_next(at, len(following)) == following
         return following
     if what == "take_last":
-        assert kept.last_cells(n).tolist() == free[::-1][:n].tolist()
+        assert last_cells(kept, n).tolist() == free[::-1][:n].tolist()
         assert kept.take_last(len(following)) == free[::-1][:n].tolist()
         return free[::-1][:n].tolist()
     if what == "take_run":
@@ -64,7 +58,7 @@ def taken_by(what, kept, used, at, n):
         kept.take(run.start, len(run))
         return list(run)
     chosen = free[at % len(free) :: n][::-1]
-    kept.take_cells(chosen) if what == "take_cells" else kept.take_each(chosen.tolist())
+    kept.take_each(chosen.tolist())
     return chosen.tolist()
 
 
@@ -76,7 +70,7 @@ def given_back(what, kept, used, at, n):
         start, end = extents_by_hand(~used)[0]
         kept.release_run(start, end - start)
         return range(start, end)
-    kept.release(chosen) if what == "release" else kept.release_each(chosen[::-1].tolist())
+    kept.release_each(chosen[::-1].tolist())
     return chosen
 
 
@@ -90,7 +84,7 @@ def read(what, kept, used, at):
         assert kept.largest == max((end - start for start, end in extents), default=0)
     elif what == "ends":
         assert kept.top == np.flatnonzero(used).max(initial=-1) + 1
-        assert all(kept.count_below(cell) == (~used[:cell]).sum() for cell in range(size + 1))
+        assert (kept.mask == ~used).all()
     elif what == "beside":
         assert kept.first_cell(at) == next((cell for cell in range(at, size) if not used[cell]), size)
         assert kept.last_before(at) == np.flatnonzero(~used[:at]).max(initial=-1)
@@ -137,7 +131,7 @@ def find_cell_by_cell(used, head, n):
 def test_scattered_search_takes_free_cells_round_from_the_head(used, head, n):
     size = len(used)
     free = FreeCells(size)
-    free.take_cells(np.flatnonzero(used))
+    free.take_each(np.flatnonzero(used).tolist())
     order = [(head + i) % size for i in range(size)] if head < size else list(range(size))
     expected = [cell for cell in order if not used[cell]][:n]
     found = find_scattered(free, head, n)
@@ -152,7 +146,7 @@ def test_searches_that_fail_leave_the_head_where_the_original_does():
         used = (rng.random(rng.integers(2, 64)) < rng.choice([0.3, 0.6, 0.9])).tolist()
         head, n = int(rng.integers(len(used))), int(rng.integers(1, len(used) + 1))
         free = FreeCells(len(used))
-        free.take_cells(np.flatnonzero(used))
+        free.take_each(np.flatnonzero(used).tolist())
         found = find_contiguous(free, start_of_search(head, sum(used), n), n)
         assert found == find_cell_by_cell(used, head, n)
         failed += found[0] is None

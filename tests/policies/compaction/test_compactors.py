@@ -163,7 +163,7 @@ def test_packing_fills_a_gap_with_a_sequence_from_the_end_rather_than_sliding_al
     arena = Arena(80)
     for seq, start in ((1, 20), (2, 40)):
         cells = np.arange(start, start + 20)
-        arena.free.take_cells(cells)
+        arena.free.take_each(cells.tolist())
         arena.put(cells, (seq,), 0)
     moves = pack(arena)
     assert [part.tolist() for part in (moves.src, moves.dst, moves.length)] == [[40], [0], [20]]

@@ -108,7 +108,7 @@ def cached_blocks_hold_what_their_key_says(policy, shadow):
         cached_in(cache, group, shadow)
     if policy.shared_memory:
         sizes = [cache.pool.n_free_cached * policy.block_size for _, cache in shadow.caches]
-        layers = [kind.layers for kind in policy._kinds]
+        layers = [kind.layers for kind in policy._layout.kinds]
         assert policy.usage().cached == np.dot(sizes, layers) // sum(layers)
 
 

@@ -344,7 +344,7 @@ class CacheMachine(RuleBasedStateMachine):
         if n:
             assert len(self.policy.fetch(content, prompt)) == 0
             assert self.policy.match(99, content, prompt) >= n * self.policy.block_size
-            assert all(block >= 0 for block in self.policy.found(99))
+            assert all(block >= 0 for block in self.policy.admission.found(99))
         self.shadow.carry()
 
     # Tidying

@@ -66,7 +66,7 @@ class Shadow:
         hit = self.policy.match(seq, plan.content, plan.prompt_tokens)
         assert 0 <= hit < plan.prompt_tokens
         assert hit % self.policy.block_size == 0
-        if self.paged and any(block < 0 for block in self.policy.found(seq)):
+        if self.paged and any(block < 0 for block in self.policy.admission.found(seq)):
             self.note("hit in the host tier")
         return hit
 

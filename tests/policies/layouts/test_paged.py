@@ -114,7 +114,7 @@ def test_other_text_behind_a_truncation_is_found_under_its_own_keys():
     tell(policy, 0, new)
     run(policy, (0, 6, 6))
     assert policy.match(1, new, 20) == 12
-    assert policy.found(1) == table(policy, 0)
+    assert policy.admission.found(1) == table(policy, 0)
     assert policy.match(1, SAME, 20) == 4
 
 
@@ -124,6 +124,6 @@ def test_tokens_behind_a_truncation_are_not_cached_unless_their_text_is_known():
     policy.free(0, 4)
     run(policy, (0, 4, 8))
     assert policy.match(1, SAME, 20) == 12
-    assert policy.found(1) == [1, 2, 3]
+    assert policy.admission.found(1) == [1, 2, 3]
     assert table(policy, 0) == [1, 4, 5]
     assert policy.pool.keys[4] is None

@@ -151,7 +151,7 @@ def test_groups_of_layers_are_as_vllm_makes_them(full_layers, window_layers, kin
     """The numbers are those of ``kvsim plan`` for Gemma 3 12B and 27B and Gemma 2 27B, in the smallest ratio."""
     config = CacheConfig(9999, full_layers=full_layers, window_layers=window_layers)
     policy = available()["layer-groups"](config)
-    assert [(kind.layers, kind.padding) for kind in policy._kinds] == kinds
+    assert [(kind.layers, kind.padding) for kind in policy._layout.kinds] == kinds
     assert {kind.per_page for kind in policy.pages.kinds} == {1}
     assert sum(group.share for group in policy.groups) == pytest.approx(1)
 

@@ -29,7 +29,7 @@ def decode(policy, steps, first=0):
     """Take steps one by one, each composed while the token of the one before is not known."""
     for n in range(first, first + steps):
         step = [Chunk(seq, prompt + n, 1) for seq, prompt in enumerate(PROMPTS)]
-        assert all(policy.reserve_ahead(chunk, 1, chunk.start) for chunk in step)
+        assert all(policy.reserve(chunk, in_flight=1, known=chunk.start) for chunk in step)
         policy.allocate(step)
 
 
@@ -120,9 +120,9 @@ def test_a_reserve_of_ones_own_is_asked_too():
     asked = []
 
     class Own(PagedPolicy):
-        def reserve(self, chunk, *, whole=0, waits=False):
+        def reserve(self, chunk, *, whole=0, waits=False, in_flight=0, known=None):
             asked.append(chunk)
-            return super().reserve(chunk, whole=whole, waits=waits)
+            return super().reserve(chunk, whole=whole, waits=waits, in_flight=in_flight, known=known)
 
     policy = started(build=Own)
     decode(policy, 1)

@@ -68,7 +68,7 @@ def test_blocks_that_are_still_cached_are_not_copied_back():
     assert table(policy, 2) == [1, 2, 4]
     assert policy.settle_transfers() == (Transfer(BACK, 8, 4, 4), Transfer(BACK, 16, 8, 4))
     assert policy.match(3, SAME, 10) == 8
-    assert policy.found(3) == [1, 2]
+    assert policy.admission.found(3) == [1, 2]
 
 
 def test_free_blocks_that_are_still_cached_are_not_room_for_the_others():
@@ -141,13 +141,13 @@ def test_evicted_blocks_are_found_in_the_host_tier_brought_back_and_stay_there()
     assert transfers_of(batches) == (Transfer(OUT, 8, 0, 4), Transfer(OUT, 4, 4, 4))
     policy.free(1)
     assert policy.match(2, SAME, 9) == 8
-    assert policy.found(2) == [~1, ~0]
+    assert policy.admission.found(2) == [~1, ~0]
     tell(policy, 2, says(0, 9))
     assert policy.reserve(Chunk(2, 8, 1))
     [batch] = run(policy, (2, 8, 1))
     assert transfers_of([batch]) == (Transfer(BACK, 4, 4, 4), Transfer(BACK, 8, 0, 4))
     assert policy.match(3, SAME, 9) == 8
-    assert policy.found(3) == [1, 2]
+    assert policy.admission.found(3) == [1, 2]
     assert policy.host.used == 2
     policy.free(2)
     assert transfers_of(run(policy, (4, 0, 12))) == ()
@@ -161,7 +161,7 @@ def test_a_prefix_may_lie_in_both_tiers_by_turns():
     policy.free(0)
     policy.pool.forget(2)
     assert policy.match(1, SAME, 13) == 12
-    assert policy.found(1) == [1, ~0, 3]
+    assert policy.admission.found(1) == [1, ~0, 3]
     assert begin(policy, 1, SAME, 13) == 12
     assert table(policy, 1) == [1, 4, 3, 5]
     assert policy.pool.find(SAME.keys(4, 2)[1]) == 4

@@ -72,9 +72,9 @@ def test_part_of_a_sequence_can_be_shared_and_the_full_blocks_of_both_differ():
     assert moves_of(batches) == [(8, 12, 2)]
     assert (table(policy, 0), table(policy, 1)) == ([1, 2], [1, 3])
     assert policy.match(2, SAME, 9) == 8
-    assert policy.found(2) == [1, 2]
+    assert policy.admission.found(2) == [1, 2]
     assert policy.match(2, says(0, 6, (5, 0, 6)), 9) == 8
-    assert policy.found(2) == [1, 3]
+    assert policy.admission.found(2) == [1, 3]
 
 
 def test_only_the_beginning_of_a_sequence_can_be_shared():
@@ -107,7 +107,7 @@ def test_a_truncated_block_that_others_hold_is_copied_before_it_is_written():
     assert table(policy, 1) == [1, 2, 4]
     policy.free(1, 6)
     assert moves_of(run(policy, (1, 6, 2))) == [(8, 16, 2)]
-    assert (table(policy, 1), policy.match(2, SAME, 9), policy.found(2)) == ([1, 4], 8, [1, 2])
+    assert (table(policy, 1), policy.match(2, SAME, 9), policy.admission.found(2)) == ([1, 4], 8, [1, 2])
 
 
 @pytest.mark.parametrize("leaves", ["all", "in part", "by its window"])

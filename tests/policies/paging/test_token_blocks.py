@@ -38,7 +38,7 @@ def test_new_tokens_go_behind_the_last_one_and_holes_stay():
     pool = filled(10)
     pool.evict(pool.held[0], [1, 2])
     assert add(pool, 10, 4) == [14, 15, 16, 17]
-    assert pool.cells_read(pool.held[0]) == 14
+    assert pool.held[0].cells_read() == 14
     assert pool.fragmentation(pool.held[0]) == pytest.approx(2 / 14)
 
 
@@ -48,7 +48,7 @@ def test_holes_are_refilled_in_the_fullest_block_first():
     assert add(pool, 12, 1) == [11]
     assert add(pool, 13, 3) == [4, 5, 6]
     assert pool.held[0].blocks == [1, 2, 3]
-    assert pool.cells_read(pool.held[0]) == 12
+    assert pool.held[0].cells_read() == 12
     assert add(pool, 16, 1) == [16]
 
 
@@ -116,6 +116,6 @@ def test_every_block_is_free_or_has_one_owner_and_counts_its_tokens(refill, roun
         assert sorted([*blocks, *pool.pool.free.order()]) == list(range(1, 40))
         assert all(cell // SIZE in pool.held[s].blocks for cell, (s, _) in cells.items())
         assert pool.stored == len(cells)
-        assert pool.blocks_read(own) == len({cell // SIZE for cell, (s, _) in cells.items() if s == seq})
+        assert own.blocks_read() == len({cell // SIZE for cell, (s, _) in cells.items() if s == seq})
         assert pool.top == max(cells, default=-1) + 1
-        assert len(own.cells) <= pool.cells_read(own) <= len(own.blocks) * SIZE
+        assert len(own.cells) <= own.cells_read() <= len(own.blocks) * SIZE

@@ -62,7 +62,7 @@ def test_a_sequence_that_is_to_return_finds_also_what_its_window_has_left():
     policy.will_return(0)
     policy.free(0)
     assert policy.match(1, content, 16) == 12
-    assert policy.found(1) == [0, 2, 3]
+    assert policy.admission.found(1) == [0, 2, 3]
 
 
 def test_with_tail_only_just_the_last_window_of_a_prompt_is_found():
