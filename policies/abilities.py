@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from policies.content import Content, Key
-from policies.vocabulary import NO_MOVES, Cells, HostCopy, Moves, SequencePlan, Transfer, Unsupported
+from policies.vocabulary import NO_MOVES, Cells, Exported, HostCopy, Moves, SequencePlan, Transfer, Unsupported
 
 if TYPE_CHECKING:
     from policies.placement.rule import PlacementRule
@@ -64,41 +64,35 @@ class FindsPrefixes:
 
 
 class Exports:
-    """Copies sequences to host memory and back. Without: they are computed again."""
+    """Copies sequences to host memory and back. Without: they are computed again.
+
+    The same two verbs serve preemption by swapping, llama-server's host cache, and saved slots.
+    """
 
     name: str
-    can_copy_out: bool = False
-    """Whether ``copy_out`` and ``copy_in`` work: a whole sequence may be copied to the host and back."""
+    can_export: bool = False
+    """Whether ``export`` copies whole sequences to host cells that the caller names."""
 
-    def copy_out(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
-        """The copies, one for each group, that put a sequence into cells of the host tier; it stays where it is.
+    def export(self, seq: int, host: Cells | None = None) -> Exported | None:
+        """Copy a sequence to host memory; it stays where it is. None where it cannot be copied, or there is no room.
 
-        ``host``: the host cell of each position, as many as the sequence has tokens. Only for policies that declare
-        ``can_copy_out``.
+        ``host``: the host cell of each position, as many as the sequence has tokens, for policies that declare
+        ``can_export``; None: where the policy has it, in a host tier of its own, until ``import_`` or ``drop_export``.
         """
-        raise Unsupported(f"{self.name}: a sequence cannot be copied to the host")
+        if host is None:
+            return None
+        raise Unsupported(f"{self.name}: a sequence cannot be copied to host cells")
 
-    def copy_in(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
-        """Give a sequence cells for all that was copied out to ``host``, instead of those that it has; and the copies.
-
-        Raises ``OutOfCells`` where there is no room; the sequence then holds nothing.
-        """
-        raise Unsupported(f"{self.name}: a sequence cannot be copied to the host")
-
-    def swap_out(self, seq: int) -> int | None:
-        """Move a sequence to the host tier; a ticket, or None where there is no such tier or no room in it."""
-        return None
-
-    def swap_in(self, seq: int, ticket: int, upto: int = 0, *, waits: bool = False) -> int | None:
-        """Bring a sequence back under this number; the tokens that it holds, or None where there is no room for them.
+    def import_(self, seq: int, exported: Exported, *, upto: int = 0, waits: bool = False) -> tuple[HostCopy, ...]:
+        """Give a sequence cells for all that was exported, instead of those it has; the copies, one for each group.
 
         ``upto``: that many tokens of the sequence must fit as well. ``waits``: others run meanwhile.
+        Raises ``OutOfCells`` where there is no room; the sequence then holds nothing, and may be imported later.
         """
-        raise Unsupported(f"{self.name}: there is no host tier")
+        raise Unsupported(f"{self.name}: a sequence cannot be copied from the host")
 
-    def forget_swapped(self, ticket: int) -> None:
-        """Drop a sequence that was swapped out and will not come back."""
-        raise Unsupported(f"{self.name}: there is no host tier")
+    def drop_export(self, exported: Exported) -> None:
+        """Drop a sequence that was exported to the policy's own host tier, and will not come back."""
 
     def settle_transfers(self) -> tuple[Transfer, ...]:
         """The copies between the tiers that no micro-batch has reported yet; from now on they are reported."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -247,6 +247,17 @@ class HostCopy(NamedTuple):
         """Whether they go to the host tier; False if there are none."""
         runs = self.transfers
         return len(runs) > 0 and (runs.to_host if isinstance(runs, HostRuns) else runs[0].to_host)
+
+
+class Exported(NamedTuple):
+    """A sequence that was copied to host memory."""
+
+    tokens: int
+    """How many it has."""
+    copies: tuple[HostCopy, ...] = ()
+    """What must be copied for that, one for each group; empty where micro-batches, or ``settle_transfers``, say it."""
+    state: Any = None
+    """What the policy knows of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,9 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.errors import Divergence, UserError
-from policies import Chunk, HostCopy, MicroBatch, Moves, OutOfCells, Policy, Transfer
+from policies import Chunk, Exported, HostCopy, MicroBatch, Moves, OutOfCells, Policy, Transfer
 from policies.cells.arena import Arena
 from policies.delegating import DelegatingPolicy
 from policies.layouts.multi_stream import MultiStreamPolicy, Rejected
@@ -87,8 +86,6 @@ class MirroredPolicy(DelegatingPolicy):
         """Era B with ``show_cells``: state before the last step, by cache and stream."""
         self.copying_s = 0.0
         """Seconds that llama.cpp spent on copies of sequences since ``LlamaCpp.copy`` was last asked."""
-        self._saved: dict[tuple[int, ...], NDArray[np.uint8]] = {}
-        """llama.cpp's states of the sequences that were copied out, by their host cells."""
 
     def states(self) -> dict[tuple[int, int], StreamState]:
         """The policy's present state, by cache and stream."""
@@ -134,30 +131,34 @@ class MirroredPolicy(DelegatingPolicy):
         self.inner.shift(seq, start, stop, delta)
         self.context.shift(*self._notify("seq_add", self._llama_seq(seq), start, _end(stop), delta))
 
-    def copy_out(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
-        """Copy a sequence out of the policy, and have llama.cpp do so (``llama_state_seq_get_data``)."""
+    def export(self, seq: int, host: Cells | None = None) -> Exported | None:
+        """Export a sequence from the policy, and have llama.cpp do so (``llama_state_seq_get_data``)."""
+        exported = self.inner.export(seq, host)
+        if exported is None:
+            return None
         began = perf_counter()
-        self._saved[tuple(host)] = self.context.state_of(self._llama_seq(seq))
+        state = self.context.state_of(self._llama_seq(seq))
         self.copying_s += perf_counter() - began
-        return self.inner.copy_out(seq, host)
+        return exported._replace(state=(exported, state))
 
-    def copy_in(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
-        """Copy a sequence back in the policy and in llama.cpp (``llama_state_seq_set_data``). Raises ``Divergence``."""
-        state = self._saved[tuple(host)]
+    def import_(self, seq: int, exported: Exported, *, upto: int = 0, waits: bool = False) -> tuple[HostCopy, ...]:
+        """Import a sequence in the policy and in llama.cpp (``llama_state_seq_set_data``). Raises ``Divergence``."""
+        inner, state = exported.state
+        n = exported.tokens
         began = perf_counter()
         found = self.context.put(self._llama_seq(seq), state)
         self.copying_s += perf_counter() - began
         if self.context.era == "B":
             self.context.cells()  # What it printed while it searched: not of the next batch.
         try:
-            copies = self.inner.copy_in(seq, host)
+            copies = self.inner.import_(seq, inner)
         except OutOfCells:
             if found:
-                raise Divergence(f"llama.cpp found {len(host)} cells for a saved sequence, {self.name} none") from None
+                raise Divergence(f"llama.cpp found {n} cells for a saved sequence, {self.name} none") from None
             self.context.remove(self._llama_seq(seq), 0, -1)
             raise
         if not found:
-            raise Divergence(f"{self.name} found {len(host)} cells for a saved sequence, llama.cpp none")
+            raise Divergence(f"{self.name} found {n} cells for a saved sequence, llama.cpp none")
         return copies
 
     def compact(self) -> Moves:

@@ -9,7 +9,7 @@ from typing import Literal
 import simpy
 
 from kvsim.scenario.content import content_of
-from policies import NOTHING, Content, SequencePlan
+from policies import NOTHING, Content, Exported, SequencePlan
 from workloads import Request
 
 Status = Literal["waiting", "running", "preempted", "completed", "failed"]
@@ -66,8 +66,8 @@ class Job:
     """Largest value that ``computed`` has had."""
     cached: int = 0
     """Number of tokens found in the prefix cache or in a kept slot when it first started."""
-    ticket: int | None = None
-    """Ticket by which its swapped-out cells can be brought back."""
+    exported: Exported | None = None
+    """Its cells in host memory, while it waits to be continued."""
     content: Content = NOTHING
     """Content of its prompt and its whole output."""
 

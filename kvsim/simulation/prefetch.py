@@ -73,7 +73,7 @@ class Prefetcher:
         if self._mode == "none":
             return
         for _, job in zip(range(_AHEAD), waiting, strict=False):
-            if job.request.id not in self._looked_after and job.ticket is None:
+            if job.request.id not in self._looked_after and job.exported is None:
                 self._looked_after.add(job.request.id)
                 self._fetch(job.content, job.tokens)
 

@@ -169,7 +169,7 @@ def _without_host_cache(scenario: Scenario, policy: Policy) -> tuple[str, ...]:
     """A warning where the scenario asks for a host cache that the policy cannot have."""
     server = scenario.server
     asked = server.scheduler in TODAYS_SERVERS and server.cache_ram and "cache_ram" in server.model_fields_set
-    if policy.can_copy_out or not asked or server.cache_ram == type(server)().cache_ram:
+    if policy.can_export or not asked or server.cache_ram == type(server)().cache_ram:
         return ()
     return (f"server.cache_ram: no host cache under {policy.name}, which copies no whole sequences",)
 

@@ -2,56 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from itertools import pairwise
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from policies.vocabulary import Cells, Chunk, HostRuns, IntArray
-
-State = TypeVar("State")
-
-
-class HostStates(Generic[State]):
-    """What is known of the sequences that were copied to host cells, until others are copied over them."""
-
-    def __init__(self) -> None:
-        self._states: dict[int, State] = {}
-        """By number."""
-        self._kept = 0
-        # Runs of host cells that something was copied to, ascending: first cells, ends, and numbers of states.
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._numbers: list[int] = []
-
-    def __len__(self) -> int:
-        """Number of states."""
-        return len(self._states)
-
-    def keep(self, host: Cells, state: State) -> None:
-        """Keep a state that is copied to the host cells, of which there is one at least; forget those that any of them
-        belong to."""
-        self._kept += 1
-        for start, end in _runs(host):
-            first, stop = bisect_right(self._ends, start), bisect_left(self._starts, end)
-            for number in self._numbers[first:stop]:
-                self._states.pop(number, None)
-            self._starts[first:stop], self._ends[first:stop] = [start], [end]
-            self._numbers[first:stop] = [self._kept]
-        self._states[self._kept] = state
-
-    def at(self, host: Cells) -> State:
-        """The state that was copied to these host cells last."""
-        return self._states[self._numbers[bisect_right(self._starts, int(host[0])) - 1]]
-
-
-def _runs(cells: Cells) -> list[tuple[int, int]]:
-    """Cells as runs: first cell and end of each."""
-    if isinstance(cells, range):
-        return [(cells.start, cells.stop)]
-    bounds = [0, *((cells[1:] - cells[:-1] != 1).nonzero()[0] + 1).tolist(), len(cells)]
-    return [(int(cells[first]), int(cells[stop - 1]) + 1) for first, stop in pairwise(bounds)]
 
 
 def host_cells(host: Cells, positions: IntArray) -> Cells:
@@ -83,7 +38,7 @@ def transfers_of(cells: IntArray, host: Cells, *, to_host: bool) -> HostRuns:
 
 
 class SavedPlaces(NamedTuple):
-    """Where the tokens of a sequence lay in a group when it was copied out; both arrays of shape (n,)."""
+    """Where the tokens of a sequence lay in a group when it was exported; both arrays of shape (n,)."""
 
     cells: IntArray
     positions: IntArray

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.cells.arena import FOREVER
-from policies.cells.host_copies import HostStates, SavedPlaces, chunks_of, host_cells, host_cells_at, transfers_of
+from policies.cells.host_copies import SavedPlaces, chunks_of, host_cells, host_cells_at, transfers_of
 from policies.cells.reads import padded_span, reads_of
 from policies.cells.search import cells_array
 from policies.cells.stream_arenas import CacheSpec, StreamArenas
@@ -25,6 +25,7 @@ from policies.vocabulary import (
     CellMap,
     Cells,
     Chunk,
+    Exported,
     Group,
     HostCopy,
     IntArray,
@@ -47,7 +48,7 @@ class MultiStreamPolicy(Policy):
     """
 
     can_shift = True
-    can_copy_out = True
+    can_export = True
     has_placement_rule = True
 
     def __init__(
@@ -77,8 +78,6 @@ class MultiStreamPolicy(Policy):
         self.moves_cells = compactor is not None
         self._n_ubatch = config.n_ubatch
         self.contiguous = contiguous
-        self._saved = HostStates[list[SavedPlaces]]()
-        """Sequences that were copied out, for each group."""
         self._planner = StepPlanner(self._streams, config.n_ubatch, contiguous=contiguous)
         compacts = compactor is not None
         self._rule = StreamRule(self, self._streams, config.n_ubatch, contiguous=contiguous, compacts=compacts)
@@ -188,8 +187,10 @@ class MultiStreamPolicy(Policy):
 
     # The host tier
 
-    def copy_out(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
+    def export(self, seq: int, host: Cells | None = None) -> Exported | None:
         """All that attention may still see of a sequence (``llama_kv_cache::state_write``)."""
+        if host is None:
+            return None
         copies, saved = [], []
         for group, spec in enumerate(self.caches):
             cells, positions = self._streams.cells_of(group, seq)
@@ -201,17 +202,17 @@ class MultiStreamPolicy(Policy):
                 cells = cells + self.stream_of(seq) * spec.size
             transfers = transfers_of(cells, host_cells(host, positions), to_host=True)
             copies.append(HostCopy(transfers, *self._streams.settle(group)))
-        self._saved.keep(host, saved)
-        return tuple(copies)
+        return Exported(len(host), tuple(copies), (host, saved))
 
-    def copy_in(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
+    def import_(self, seq: int, exported: Exported, *, upto: int = 0, waits: bool = False) -> tuple[HostCopy, ...]:
         """Find cells for all of it at once, in every group or in none (``llama_kv_cache::state_read``).
 
-        The tokens take them in the order of the cells that they were copied out of.
+        The tokens take them in the order of the cells that they were exported from.
         """
         self.free(seq)
+        host, places = exported.state
         found = []
-        for group, (spec, saved) in enumerate(zip(self.caches, self._saved.at(host), strict=True)):
+        for group, (spec, saved) in enumerate(zip(self.caches, places, strict=True)):
             positions = saved.by_cell()
             slots = self._planner.find_one(group, chunks_of(seq, positions))
             if slots is None:

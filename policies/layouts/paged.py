@@ -28,8 +28,11 @@ from policies.policy import CacheConfig, Kernel, Policy
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
+    Cells,
     Chunk,
+    Exported,
     Group,
+    HostCopy,
     IntArray,
     MicroBatch,
     Moves,
@@ -296,22 +299,21 @@ class PagedPolicy(Policy):
         table = self.tables.get(seq)
         return 0 if table is None or table.skipped else min(n, table.length)
 
-    def swap_out(self, seq: int) -> int | None:
-        """Copy the sequence's blocks to the host tier and free them; None if the window has left some of them."""
-        ticket = None if self._offload is None else self._offload.swap_out(seq)
-        if ticket is not None:
-            self.free(seq)
-        return ticket
+    def export(self, seq: int, host: Cells | None = None) -> Exported | None:
+        """Copy the sequence's blocks to the host tier; None if the window has left some of them."""
+        return super().export(seq, host) if host is not None or self._offload is None else self._offload.export(seq)
 
-    def swap_in(self, seq: int, ticket: int, upto: int = 0, *, waits: bool = False) -> int | None:
+    def import_(self, seq: int, exported: Exported, *, upto: int = 0, waits: bool = False) -> tuple[HostCopy, ...]:
         """Bring a sequence back, taking blocks that are still cached instead of copies."""
-        assert self._offload is not None
-        return self._offload.swap_in(seq, ticket, upto, self._watermark if waits else 0)
+        if self._offload is None:
+            return super().import_(seq, exported)
+        self._offload.import_(seq, exported, upto, self._watermark if waits else 0)
+        return ()
 
-    def forget_swapped(self, ticket: int) -> None:
-        """Give up the host slots of a swapped sequence."""
+    def drop_export(self, exported: Exported) -> None:
+        """Give up the host slots of a sequence."""
         assert self._offload is not None
-        self._offload.forget_swapped(ticket)
+        self._offload.drop_export(exported)
 
     def fetch(self, content: Content, tokens: int) -> list[Key]:
         """Bring a prefix from the host tier into free blocks, all of it or none; the keys of the blocks brought."""

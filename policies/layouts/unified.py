@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.cells.arena import FOREVER, Arena
-from policies.cells.host_copies import HostStates, SavedPlaces, chunks_of, host_cells, host_cells_at, transfers_of
+from policies.cells.host_copies import SavedPlaces, chunks_of, host_cells, host_cells_at, transfers_of
 from policies.cells.search import cells_array
 from policies.compaction.compactors import Compactor
 from policies.compaction.triggers import CompactionPlanner, Trigger
@@ -18,6 +18,7 @@ from policies.vocabulary import (
     CellMap,
     Cells,
     Chunk,
+    Exported,
     Group,
     HostCopy,
     IntArray,
@@ -41,7 +42,7 @@ class UnifiedPolicy(Policy):
     """How cells are searched for."""
 
     can_shift = True
-    can_copy_out = True
+    can_export = True
     can_skip_positions = True
     has_placement_rule = True
 
@@ -66,8 +67,6 @@ class UnifiedPolicy(Policy):
         self._compaction = CompactionPlanner(self.arena, compactor, self.trigger, config.pad)
         self._placement = self.placing(self.arena, self._compaction, self.trigger, self.kernel, config.pad)
         self.keeps_partial = keeps_partial
-        self._saved = HostStates[SavedPlaces]()
-        """Sequences that were copied out."""
         self._n_ubatch = config.n_ubatch
         self._rule = CellRule(self, self._placement, self._compaction, config.n_ubatch, config.pad)
         self._placement.rule = self._rule
@@ -115,21 +114,23 @@ class UnifiedPolicy(Policy):
         gone = self.arena.remove(seq, start, FOREVER if stop is None else stop)
         self._lower_head(int(gone[0]) if len(gone) else None)
 
-    def copy_out(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
+    def export(self, seq: int, host: Cells | None = None) -> Exported | None:
         """All of a sequence's cells."""
+        if host is None:
+            return None
         cells, positions = self.arena.cells_of(seq)
-        self._saved.keep(host, SavedPlaces(cells, positions))
-        settled = self.arena.settle()
-        return (HostCopy(transfers_of(cells, host_cells(host, positions), to_host=True), *settled),)
+        copy = HostCopy(transfers_of(cells, host_cells(host, positions), to_host=True), *self.arena.settle())
+        return Exported(len(host), (copy,), (host, SavedPlaces(cells, positions)))
 
-    def copy_in(self, seq: int, host: Cells) -> tuple[HostCopy, ...]:
+    def import_(self, seq: int, exported: Exported, *, upto: int = 0, waits: bool = False) -> tuple[HostCopy, ...]:
         """Placed as one micro-batch of any size, with a compaction where a failure asks for one.
 
         The tokens take their cells in the order of those that they were copied out of, and the next search begins at
         the first of them (``read_kv_cache_meta`` of b4875).
         """
         self.free(seq)
-        arena, positions = self.arena, self._saved.at(host).by_cell()
+        host, saved = exported.state
+        arena, positions = self.arena, saved.by_cell()
         chunks = chunks_of(seq, positions)
         self._compaction.forget_plans()
         found = self._placement.find(0, chunks)

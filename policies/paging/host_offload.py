@@ -9,7 +9,7 @@ from itertools import count
 from policies.content import Content, Key
 from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable, blocks_for
-from policies.vocabulary import Transfer
+from policies.vocabulary import Exported, OutOfCells, Transfer
 
 
 class HostTier:
@@ -101,9 +101,9 @@ class HostOffload:
         self.log = TransferLog(blocks.block_size)
         self._blocks = blocks
         self._pool = blocks.pool
-        self._swapped: dict[int, tuple[BlockTable, list[int]]] = {}
-        """By ticket: the table of a sequence that was swapped out, without blocks, and its slots."""
-        self._tickets = count()
+        self._exported: dict[int, tuple[BlockTable, list[int]]] = {}
+        """By number: the table of an exported sequence, without blocks, and its slots."""
+        self._numbers = count()
         self._pool.on_evict = self._keep_evicted
         blocks.bring_in = self._bring_in
         blocks.transfers = self.log
@@ -119,54 +119,46 @@ class HostOffload:
                 block = ~slot
             found.append(block)
 
-    def swap_out(self, seq: int) -> int | None:
-        """Note the copies of a sequence's blocks to the host tier; a ticket, or None if it must stay.
-
-        The sequence keeps its blocks; the caller frees them.
-        """
-        table = self._blocks.tables[seq]
+    def export(self, seq: int) -> Exported | None:
+        """Note the copies of a sequence's blocks to the host tier; None if it must stay. It keeps its blocks."""
+        table, size = self._blocks.tables[seq], self._blocks.block_size
         slots = None if table.skipped else self.tier.hold(len(table.blocks))
         if slots is None:
             return None
         for block, slot in zip(table.blocks, slots, strict=True):
             self.log.add(self._blocks.copies.origin(block), slot, to_host=True)
+        exported = Exported(int(table.length), state=next(self._numbers))
         left = BlockTable(table.content, table.plan)
-        left.length, left.n_keyed = table.length, min(table.n_keyed, table.length // self._blocks.block_size)
-        ticket = next(self._tickets)
-        self._swapped[ticket] = left, slots
-        return ticket
+        left.length, left.n_keyed = table.length, min(table.n_keyed, exported.tokens // size)
+        self._exported[exported.state] = left, slots
+        return exported
 
-    def swap_in(self, seq: int, ticket: int, upto: int, keep_free: int) -> int | None:
-        """Bring a swapped sequence back under this number; the tokens that it holds, or None where there is no room.
+    def import_(self, seq: int, exported: Exported, upto: int, keep_free: int) -> None:
+        """Bring an exported sequence back under this number. Raises ``OutOfCells`` where there is no room.
 
         ``upto``: it must have room for that many tokens. ``keep_free``: blocks that must stay free.
         """
-        table, slots = self._swapped[ticket]
+        table, slots = self._exported[exported.state]
         size = self._blocks.block_size
         keys = table.content.keys(size, table.n_keyed)
         cached = [self._pool.find(key) for key in keys] + [None] * (len(slots) - len(keys))
         idle = sum(1 for block in cached if block is not None and self._pool.refs[block] == 0)
-        more = max(blocks_for(upto, size) - len(slots), 0)
-        if cached.count(None) + idle + more + keep_free > len(self._pool.free):
-            return None
-        del self._swapped[ticket]
+        need = cached.count(None) + idle + max(blocks_for(upto, size) - len(slots), 0) + keep_free
+        if need > len(self._pool.free):
+            raise OutOfCells(f"{need} blocks of {size} cells are needed, {len(self._pool.free)} are free")
+        del self._exported[exported.state]
         self._pool.touch([block for block in cached if block is not None], table.plan.kind)
-        fresh = iter(self._pool.take(cached.count(None)))
-        for block, slot in zip(cached, slots, strict=True):
-            if block is None:
-                block = next(fresh)
-                self.log.add(block, slot, to_host=False)
-            table.blocks.append(block)
+        fresh = iter(self._bring([slot for block, slot in zip(cached, slots, strict=True) if block is None]))
+        table.blocks += [next(fresh) if block is None else block for block in cached]
         self._blocks.count_tokens(table, 0)
         self.tier.release(slots)
         table.seq, table.n_keyed = seq, 0
         self._blocks.tables[seq] = table
-        self._blocks.cache_full_blocks(table, table.length)
-        return table.length
+        self._blocks.cache_full_blocks(table, exported.tokens)
 
-    def forget_swapped(self, ticket: int) -> None:
-        """Give up the slots of a swapped sequence that will not come back."""
-        self.tier.release(self._swapped.pop(ticket)[1])
+    def drop_export(self, exported: Exported) -> None:
+        """Give up the slots of an exported sequence that will not come back."""
+        self.tier.release(self._exported.pop(exported.state)[1])
 
     def fetch(self, content: Content, tokens: int, keep_free: int) -> list[Key]:
         """Bring a text's prefix from the host tier into free blocks, all of it or none.
@@ -191,16 +183,22 @@ class HostOffload:
         return self.log.settle()
 
     def _bring_in(self, found: Sequence[int], keys: Sequence[Key], kind: int) -> list[int]:
-        """Take a block for each ``~slot``, and note the copy into it."""
+        """Replace each ``~slot`` by a block that it is copied to."""
         blocks = list(found)
         away = [at for at, block in enumerate(found) if block < 0]
         if away:
             slots = self.tier.pin([keys[at] for at in away])
-            for at, slot, block in zip(away, slots, self._pool.take(len(away)), strict=True):
-                self.log.add(block, slot, to_host=False)
+            for at, block in zip(away, self._bring(slots), strict=True):
                 self._pool.store(block, keys[at], kind)
                 blocks[at] = block
             self.tier.unpin([keys[at] for at in away], slots)
+        return blocks
+
+    def _bring(self, slots: Sequence[int]) -> list[int]:
+        """Take a block for each slot, and note the copies."""
+        blocks = self._pool.take(len(slots))
+        for block, slot in zip(blocks, slots, strict=True):
+            self.log.add(block, slot, to_host=False)
         return blocks
 
     def _keep_evicted(self, block: int, key: Key) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.schedulers.slots import DecisionLog, no_log
-from policies import Content, Group, Policy
+from policies import Content, Exported, Group, Policy
 from policies.cells.free_extents import FreeExtents
 
 MIB = 1 << 20
@@ -37,6 +37,8 @@ class Entry:
     bytes: int
     cells: range
     """Cells of the host tier, by position."""
+    exported: Exported | None = None
+    """What the policy knows of it."""
 
 
 class StateSize:
@@ -96,7 +98,7 @@ class HostPromptCache:
     def save(self, content: Content) -> Entry | None:
         """Make an entry for what a slot holds, and room for it; None if it is there already or too large.
 
-        The caller copies the state to the entry's cells.
+        The caller exports the state to the entry's cells.
         """
         n = content.n
         if n == 0:

@@ -42,7 +42,7 @@ class LlamaServer(SlotServer):
         self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder, log: DecisionLog = no_log
     ):
         super().__init__(scenario, policy, backend, recorder, log)
-        kept = scenario.server.cache_ram and policy.can_copy_out
+        kept = scenario.server.cache_ram and policy.can_export
         self.host_cache = HostPromptCache(scenario, policy, log) if kept else None
         recorder.host_prompts = self.host_cache
         self._unified = scenario.unified
@@ -101,16 +101,18 @@ class LlamaServer(SlotServer):
         entry = cache.save(slot.content)
         if entry is None:
             return False
-        self._copied(self._policy.copy_out(slot.id, entry.cells))
+        entry.exported = exported = self._policy.export(slot.id, entry.cells)
+        assert exported is not None, "host cells were named"
+        self._copied(exported.copies)
         return True
 
     def _bring_back(self, slot: Slot, prompt: Content, cache: HostPromptCache) -> None:
         """Put the best state for a prompt into its slot, if the host cache has one that is better than the slot's."""
         entry = cache.find(slot.content, prompt)
-        if entry is None:
+        if entry is None or entry.exported is None:
             return
         try:
-            copies = self._policy.copy_in(slot.id, entry.cells)
+            copies = self._policy.import_(slot.id, entry.exported)
         except OutOfCells:
             self._log("clear", slot=slot.id, tokens=slot.content.n)
             slot.content, slot.kept = NOTHING, False

@@ -200,7 +200,7 @@ class LongestPrefixQueue(PrefixQueue):
         beginnings: set[tuple[TextSegment, ...]] = set()
         for job in jobs:
             # What was swapped out comes back without being computed.
-            cached = job.tokens if job.ticket is not None else self._policy.cached_tokens(job.content, job.tokens)
+            cached = job.tokens if job.exported is not None else self._policy.cached_tokens(job.content, job.tokens)
             places[job] = -cached
             if cached <= FEW_CACHED and job.tokens >= SAME_BEGINNING:
                 beginning = tuple(job.content.head(SAME_BEGINNING))

@@ -243,7 +243,7 @@ class SlotTasks(SchedulerBase):
         """Requests that have come, or whose turn has come, since tasks were last taken."""
         self.deferred: deque[Job] = deque()
         """Requests that found no idle slot, in the order in which they asked."""
-        self._opens_early = not policy.can_copy_out
+        self._opens_early = not policy.can_export
         """Whether a sequence is opened when its request gets a slot, as layouts with admission need it, rather than
         when the server begins with its prompt, as in llama.cpp."""
         self._log = log

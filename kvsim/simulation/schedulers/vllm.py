@@ -186,9 +186,9 @@ class Vllm(SchedulerBase):
             self._running.remove(job)
         else:
             self.waiting.remove(job)
-            if job.ticket is not None:
-                self._policy.forget_swapped(job.ticket)
-                job.ticket = None
+            if job.exported is not None:
+                self._policy.drop_export(job.exported)
+                job.exported = None
         self._fail(job, now, FailureKind.CANCELLED, "cancelled")
 
     def compose(self, now: float) -> Sequence[Chunk]:
@@ -320,16 +320,17 @@ class Vllm(SchedulerBase):
             self.waiting.arrange()
         while budget > 0 and running.free_slots and (job := self._next_waiting()) is not None:
             slot, others_run = running.free_slots[-1], bool(running.jobs)
-            plan, swapped, tokens = self._plan(job), job.ticket is not None, job.tokens
+            plan, swapped, tokens = self._plan(job), job.exported is not None, job.tokens
             if job.generated:
                 plan = plan._replace(generated=job.generated)
             if not policy.admits(plan):
                 return
-            if job.ticket is not None:
-                held = policy.swap_in(slot, job.ticket, tokens, waits=others_run)
-                if held is None:
+            if job.exported is not None:
+                try:
+                    policy.import_(slot, job.exported, upto=tokens, waits=others_run)
+                except OutOfCells:
                     return
-                job.ticket = None
+                held, job.exported = job.exported.tokens, None
             else:
                 held = policy.match(slot, job.content, tokens)
             n = min(tokens - held, self._most_of_one)
@@ -399,8 +400,9 @@ class Vllm(SchedulerBase):
 
     def _preempt(self, job: Job) -> None:
         """Take the job's cells, and let it wait until there is room again."""
-        job.ticket = self._policy.swap_out(job.slot) if self._swaps and job.computed else None
-        self._policy.will_return(job.slot)
+        job.exported = self._policy.export(job.slot) if self._swaps and job.computed else None
+        if job.exported is None:
+            self._policy.will_return(job.slot)
         self._running.remove(job)
         self._policy.note_preemption()
         self._put_off(job)

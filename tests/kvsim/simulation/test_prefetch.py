@@ -8,7 +8,7 @@ from kvsim.simulation.job import Job
 from kvsim.simulation.prefetch import Prefetcher
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import run
-from policies import Transfer
+from policies import Exported, Transfer
 from tests.worlds import Diary, Given, scenario, serve
 from workloads import Request, Segment, answer_of
 
@@ -303,7 +303,7 @@ def test_what_was_swapped_out_is_not_fetched():
     """It comes back whole, when there is room for all of it."""
     tier = Tier()
     job = turn(0, 0.0, None)
-    job.ticket = 3
+    job.exported = Exported(3)
     tier.prefetcher("on-resume").look_after([job])
     assert tier.fetched == []
 

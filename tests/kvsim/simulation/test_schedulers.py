@@ -111,7 +111,7 @@ def attempt(world, requests):
         return str(stuck)
     assert sorted(job.request.id for job in recorder.requests.jobs) == list(range(requests.n_requests))
     for job in jobs.values():
-        assert job.ticket is None
+        assert job.exported is None
         if job.status == "completed":
             assert job.generated == job.request.output_tokens or (job.truncated and job.tokens >= longest)
             assert job.truncated == (job.generated < job.request.output_tokens)

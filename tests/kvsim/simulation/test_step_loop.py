@@ -140,7 +140,7 @@ WAYS = {
     "hardly any cells": {"cache__cells": 700, "server__slot_context": 600},
     "divided, and shifted": {"cache__unified": False, "server__context_shift": True, "server__slot_context": 256},
 }
-COPIED_OUT = [name for name in available() if build_policy(chats(), name).can_copy_out]
+COPIED_OUT = [name for name in available() if build_policy(chats(), name).can_export]
 """Policies whose sequences go to the host as a whole."""
 
 

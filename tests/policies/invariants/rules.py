@@ -56,8 +56,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "shadow"):
-            for ticket in self.shadow.swapped:
-                self.policy.forget_swapped(ticket)
+            for exported in self.shadow.exported:
+                self.policy.drop_export(exported)
             for seq in list(self.shadow.plans):
                 self.end(seq)
             checks.nothing_is_left(self.policy, self.shadow)
@@ -213,7 +213,7 @@ class CacheMachine(RuleBasedStateMachine):
     def give_up(self, seq, how):
         """It was given room for its next tokens, but they will not run."""
         self.seen.add("preempted before written")
-        if how != "swap" or not self.swap_out_one(seq):
+        if how != "swap" or not self.export_one(seq):
             self.end(seq)
 
     @precondition(any_sequence)
@@ -292,47 +292,51 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.shadow.plans and len(self.shadow.host_ids))
     @rule(which=SEQUENCES)
-    def swap_out(self, which):
-        self.swap_out_one(self.pick(which))
+    def export(self, which):
+        self.export_one(self.pick(which))
         self.shadow.carry()
 
-    def swap_out_one(self, seq):
+    def export_one(self, seq):
+        """It leaves its cells, which it still has when it has been copied."""
         before = self.state()
-        ticket = self.policy.swap_out(seq)
-        if ticket is None:
-            assert self.state() == before
+        exported = self.policy.export(seq)
+        assert self.state() == before
+        if exported is None:
             return False
-        self.shadow.swap_out(seq, ticket)
+        self.policy.free(seq)
+        self.shadow.export(seq, exported)
         return True
 
-    @precondition(lambda self: self.shadow.swapped)
+    @precondition(lambda self: self.shadow.exported)
     @rule(seq=SEQUENCES, which=SEQUENCES, waits=st.booleans(), tell=st.booleans(), more=st.none() | TOKENS)
-    def swap_in(self, seq, which, waits, tell, more):
+    def import_(self, seq, which, waits, tell, more):
         """Under any number that is free; perhaps only if ``more`` tokens then find room as well."""
         seq %= self.config.sequences
-        ticket = self.pick(which, self.shadow.swapped)
+        exported = self.pick(which, self.shadow.exported)
         if seq in self.shadow.plans:
             return
         before = self.state()
-        plan, text, _, _ = self.shadow.swapped[ticket]
+        plan, text, _, _ = self.shadow.exported[exported]
         upto = min(len(text) + (more or 0), max(plan.final_tokens, len(text)))
-        held = self.policy.swap_in(seq, ticket, upto, waits=waits)
-        if held is None:
+        try:
+            assert self.policy.import_(seq, exported, upto=upto, waits=waits) == ()
+        except OutOfCells:
             assert self.state() == before
             return
-        self.seen.add("swapped in")
-        if not self.shadow.swap_in(seq, ticket, held) and tell:
+        held = exported.tokens
+        self.seen.add("imported")
+        if not self.shadow.import_(seq, exported) and tell:
             self.policy.open(seq, self.shadow.plans[seq])
         self.shadow.carry()
         if upto > held:
             self.allocate([Chunk(seq, held, upto - held)], sure=True)
 
-    @precondition(lambda self: self.shadow.swapped)
+    @precondition(lambda self: self.shadow.exported)
     @rule(which=SEQUENCES)
-    def forget_swapped(self, which):
-        ticket = self.pick(which, self.shadow.swapped)
-        self.policy.forget_swapped(ticket)
-        del self.shadow.swapped[ticket]
+    def drop_export(self, which):
+        exported = self.pick(which, self.shadow.exported)
+        self.policy.drop_export(exported)
+        del self.shadow.exported[exported]
 
     def fetch(self, content, prompt):
         """What is brought in ahead of its use takes no cell from any sequence."""

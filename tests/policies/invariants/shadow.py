@@ -28,8 +28,8 @@ class Shadow:
         """What each open sequence says, as places in texts; behind that it makes something up."""
         self.told_late = {}
         """The contents that grow as their sequences speak."""
-        self.swapped = {}
-        """All of that for each sequence in the host tier, by ticket."""
+        self.exported = {}
+        """All of that for each sequence in the host tier."""
         self.window = {g: {} for g, group in enumerate(policy.groups) if group.window is not None}
         """The tokens that must still be there, by group with a window and by open sequence."""
         self.ring = min(config.window, config.max_tokens, policy.max_sequence_tokens) if policy.unbounded else None
@@ -125,16 +125,16 @@ class Shadow:
             kept[dst] = kept[src] & set(self.text[dst])
         self.moves_unreported |= self.streams > 1
 
-    def swap_out(self, seq, ticket):
+    def export(self, seq, exported):
         """A sequence went to the host tier."""
-        assert ticket not in self.swapped
-        self.swapped[ticket] = self.plans[seq], self.text[seq], self.says[seq], self.told_late.get(seq)
+        assert exported not in self.exported
+        self.exported[exported] = self.plans[seq], self.text[seq], self.says[seq], self.told_late.get(seq)
         self.end(seq)
 
-    def swap_in(self, seq, ticket, held):
+    def import_(self, seq, exported):
         """A sequence came back; whether it was told late."""
-        self.plans[seq], self.text[seq], self.says[seq], late = self.swapped.pop(ticket)
-        assert held == len(self.text[seq])
+        self.plans[seq], self.text[seq], self.says[seq], late = self.exported.pop(exported)
+        assert exported.tokens == len(self.text[seq])
         self.hold_window(seq)
         if late is not None:
             self.told_late[seq] = late

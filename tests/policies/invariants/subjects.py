@@ -77,7 +77,7 @@ MUST_BE_SEEN |= {preset.name: {"no room", "evicted"} for preset in TOKEN_EVICTIO
 MUST_BE_SEEN |= {
     name: {"no room", "evicted", "compacted"} for name in ("h2o-compacted", "h2o-packed", "snapkv-compacted")
 }
-MUST_BE_SEEN["host tier"] = _MANY | {"hit", "hit in the host tier", "swapped in", "reserve refused"}
+MUST_BE_SEEN["host tier"] = _MANY | {"hit", "hit in the host tier", "imported", "reserve refused"}
 """Situations that the machine must have met with a policy."""
 
 VARIANTS = {"no-evict", "expected-length", "layer-groups", "uniform-pages"} | {

@@ -39,7 +39,7 @@ class Copies(CacheMachine):
 
     def run(self, steps):
         """Random operations, each followed by a look at what every sequence holds."""
-        operations = [self.grow] * 4 + [self.copy_out] * 3 + [self.copy_in] * 3
+        operations = [self.grow] * 4 + [self.export] * 3 + [self.import_] * 3
         operations += [self.truncate, self.forget_some, self.forget_some, lambda _: self.compact()]
         for _ in range(steps):
             self.rng.choice(operations)(self.rng.randrange(CONFIG.sequences))
@@ -61,7 +61,7 @@ class Copies(CacheMachine):
         if self.shadow.plans and not self.shadow.window:
             self.shift_the_context(seq, self.rng.random(), 0.1)
 
-    def copy_out(self, seq):
+    def export(self, seq):
         """To host cells in any order; the sequence stays where it is."""
         text = self.shadow.text.get(seq)
         if not text:
@@ -71,27 +71,27 @@ class Copies(CacheMachine):
             self.rng.shuffle(host)
         self.n_host += len(text)
         before = self.state()
-        copies = self.policy.copy_out(seq, host)
+        exported = self.policy.export(seq, host)
         assert self.state() == before
-        self.carry_out(copies)
-        for group, (spec, copy) in enumerate(zip(self.policy.groups, copies, strict=True)):
+        self.carry_out(exported.copies)
+        for group, (spec, copy) in enumerate(zip(self.policy.groups, exported.copies, strict=True)):
             first = 0 if spec.window is None else max(len(text) - spec.window + 1, 0)
             # A window may still hold the position that the next token does not see any more.
             extra = sum(transfer.n for transfer in copy.transfers) - (len(text) - first)
             assert extra in ((0,) if spec.window is None else (0, 1))
             assert all(self.host[group][host[at]] == (text[at], at) for at in range(first, len(text)))
-        self.saved.append((self.shadow.plans[seq], text[:], host))
+        self.saved.append((self.shadow.plans[seq], text[:], exported))
 
-    def copy_in(self, seq):
+    def import_(self, seq):
         """Instead of what a sequence holds; or it ends up empty, and all others as they were."""
         if not self.saved:
             return
-        plan, text, host = self.rng.choice(self.saved)
+        plan, text, exported = self.rng.choice(self.saved)
         if seq in self.shadow.plans:
             self.shadow.end(seq)
         before = self.others(seq)
         try:
-            copies = self.policy.copy_in(seq, host)
+            copies = self.policy.import_(seq, exported)
         except OutOfCells:
             self.met["no room"] += 1
             assert seq not in self.policy.sequences()
@@ -160,10 +160,10 @@ def test_reads_after_a_sequence_came_back_are_those_of_one_that_never_left(name)
     policy = COPYING[name](CONFIG)
     host = np.arange(15)
     policy.allocate([Chunk(0, 0, 15)])
-    policy.copy_out(0, host)
+    exported = policy.export(0, host)
     policy.free(0)
     policy.allocate([Chunk(1, 0, 4)])
-    policy.copy_in(0, host)
+    policy.import_(0, exported)
     (batch,) = policy.allocate([Chunk(0, 15, 1)], views=True)
     for place, group in zip(batch.places, policy.groups, strict=True):
         seen = 16 if group.window is None else min(group.window, 16)
@@ -173,11 +173,17 @@ def test_reads_after_a_sequence_came_back_are_those_of_one_that_never_left(name)
 
 def test_a_policy_that_cannot_copies_nothing():
     paged = available()["paged"](CacheConfig(cells=64, block_size=16, n_ubatch=32, sequences=2))
-    assert not paged.can_copy_out
+    assert not paged.can_export
     with pytest.raises(Unsupported):
-        paged.copy_out(0, np.arange(3))
-    with pytest.raises(Unsupported):
-        paged.copy_in(0, np.arange(3))
+        paged.export(0, np.arange(3))
+
+
+def test_what_has_no_tier_of_its_own_exports_only_to_cells_that_are_named():
+    for make in COPYING.values():
+        policy = make(CONFIG)
+        policy.allocate([Chunk(0, 0, 3)])
+        assert policy.can_export
+        assert policy.export(0) is None
 
 
 def test_runs_rise_in_both_and_are_as_few_as_they_can_be():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies import Chunk, Transfer
+from policies import Chunk, Exported, OutOfCells, Transfer, Unsupported
 from policies.paging.host_offload import TransferLog
 from tests.policies.paging.cache import (
     BACK,
@@ -23,11 +23,28 @@ from tests.policies.paging.cache import (
 )
 
 
+def swap_out(policy, seq):
+    """What was exported of a sequence that then gave up its cells; None where it stays."""
+    exported = policy.export(seq)
+    if exported is not None:
+        policy.free(seq)
+    return exported
+
+
+def comes_back(policy, seq, exported, **conditions):
+    """Whether there was room for it."""
+    try:
+        assert policy.import_(seq, exported, **conditions) == ()
+    except OutOfCells:
+        return False
+    return True
+
+
 def test_copies_and_transfers_come_with_the_first_micro_batch_only():
     policy = cache(8, n_ubatch=2, host_cells=32, prefix_cache=False)
     run(policy, (0, 0, 6), (2, 0, 4))
     policy.copy(0, 1)
-    assert policy.swap_out(2) is not None
+    assert swap_out(policy, 2) is not None
     batches = run(policy, (1, 6, 5))
     assert len(batches) == 3
     assert moves_of(batches) == [(8, 12, 2)]
@@ -38,13 +55,14 @@ def test_copies_and_transfers_come_with_the_first_micro_batch_only():
 def test_a_sequence_goes_to_the_host_tier_and_comes_back_under_another_number():
     policy = cache(4, host_cells=16, prefix_cache=False)
     run(policy, (0, 0, 10))
-    ticket = policy.swap_out(0)
-    assert ticket is not None
+    exported = swap_out(policy, 0)
+    assert exported is not None
     assert (policy.sequences(), order(policy)) == ([], [3, 2, 1, 4])
     assert policy.settle_transfers() == (Transfer(OUT, 4, 0, 12),)
     assert policy.settle_transfers() == ()
     run(policy, (5, 0, 2))
-    assert policy.swap_in(3, ticket) == 10
+    assert comes_back(policy, 3, exported)
+    assert exported.tokens == 10
     assert (table(policy, 3), order(policy), policy.host.used) == ([2, 1, 4], [], 0)
     assert policy.sequences() == [3, 5]
     [batch] = run(policy, (3, 10, 1))
@@ -57,14 +75,15 @@ def test_blocks_that_are_still_cached_are_not_copied_back():
     """Block 2 was overwritten while the sequence was away, and block 3 was never full."""
     policy = cache(4, host_cells=16)
     begin(policy, 0, says(0, 10))
-    ticket = policy.swap_out(0)
+    exported = swap_out(policy, 0)
     policy.settle_transfers()
     assert order(policy) == [3, 4, 2, 1]
     run(policy, (1, 0, 9))
     assert table(policy, 1) == [3, 4, 2]
     policy.settle_transfers()
     policy.free(1)
-    assert policy.swap_in(2, ticket) == 10
+    assert comes_back(policy, 2, exported)
+    assert exported.tokens == 10
     assert table(policy, 2) == [1, 2, 4]
     assert policy.settle_transfers() == (Transfer(BACK, 8, 4, 4), Transfer(BACK, 16, 8, 4))
     assert policy.match(3, SAME, 10) == 8
@@ -75,13 +94,14 @@ def test_free_blocks_that_are_still_cached_are_not_room_for_the_others():
     """Two blocks are still there and both are free, but the third has been taken."""
     policy = cache(3, host_cells=16)
     begin(policy, 0, says(0, 10))
-    ticket = policy.swap_out(0)
+    exported = swap_out(policy, 0)
     run(policy, (1, 0, 1))
     assert order(policy) == [2, 1]
-    assert policy.swap_in(0, ticket) is None
+    assert not comes_back(policy, 0, exported)
     assert order(policy) == [2, 1]
     policy.free(1)
-    assert policy.swap_in(0, ticket) == 10
+    assert comes_back(policy, 0, exported)
+    assert exported.tokens == 10
     assert table(policy, 0) == [1, 2, 3]
 
 
@@ -89,31 +109,34 @@ def test_a_sequence_stays_swapped_out_while_there_is_no_room():
     """It needs 3 blocks, and with others running one of 6 must stay free."""
     policy = cache(5, host_cells=16, prefix_cache=False, watermark=0.2)
     run(policy, (0, 0, 10))
-    ticket = policy.swap_out(0)
+    exported = swap_out(policy, 0)
     run(policy, (1, 0, 12))
-    assert policy.swap_in(0, ticket) is None
+    assert not comes_back(policy, 0, exported)
     policy.free(1, 8)
-    assert policy.swap_in(0, ticket, waits=True) is None
+    assert not comes_back(policy, 0, exported, waits=True)
     assert policy.sequences() == [1]
-    assert policy.swap_in(0, ticket) == 10
+    assert comes_back(policy, 0, exported)
+    assert exported.tokens == 10
     assert order(policy) == []
 
 
 def test_a_tier_too_small_takes_no_sequence():
     policy = cache(8, host_cells=8, prefix_cache=False)
     run(policy, (0, 0, 9), (1, 0, 5))
-    assert policy.swap_out(0) is None
+    assert swap_out(policy, 0) is None
     assert table(policy, 0) == [1, 2, 3]
-    assert policy.swap_out(1) is not None
+    assert swap_out(policy, 1) is not None
     run(policy, (2, 0, 1))
-    assert policy.swap_out(2) is None
+    assert swap_out(policy, 2) is None
     assert policy.host.used == 2
 
 
 def test_without_a_tier_sequences_stay():
     policy = cache(4)
     run(policy, (0, 0, 4))
-    assert policy.swap_out(0) is None
+    assert swap_out(policy, 0) is None
+    with pytest.raises(Unsupported):
+        policy.import_(0, Exported(4))
     assert (list(policy.fetch(SAME, 9)), policy.settle_transfers(), policy.sequences()) == ([], (), [0])
     assert policy.groups[0].host_cells == cache(4, host_cells=3).groups[0].host_cells == 0
     assert cache(4, host_cells=11).groups[0].host_cells == 8
@@ -122,12 +145,12 @@ def test_without_a_tier_sequences_stay():
 def test_a_forgotten_swapped_sequence_gives_up_its_slots():
     policy = cache(4, host_cells=8, prefix_cache=False)
     run(policy, (0, 0, 8), (1, 0, 8))
-    ticket = policy.swap_out(0)
-    assert policy.swap_out(1) is None
-    policy.forget_swapped(ticket)
+    exported = swap_out(policy, 0)
+    assert swap_out(policy, 1) is None
+    policy.drop_export(exported)
     assert policy.host.used == 0
-    other = policy.swap_out(1)
-    assert other not in (None, ticket)
+    other = swap_out(policy, 1)
+    assert other not in (None, exported)
     assert policy.settle_transfers() == (Transfer(OUT, 4, 0, 8), Transfer(OUT, 12, 0, 8))
 
 
@@ -239,7 +262,7 @@ def test_swapped_sequences_have_priority_over_evicted_blocks():
     run(policy, (1, 0, 20))
     policy.free(1, 9)
     assert policy.match(2, SAME, 9) == 8
-    assert policy.swap_out(1) is not None
+    assert swap_out(policy, 1) is not None
     assert policy.match(2, SAME, 9) == 0
     begin(policy, 2, says(5, 9))
     policy.free(2)
@@ -307,9 +330,10 @@ def test_a_sequence_is_swapped_out_with_the_source_of_its_pending_copy():
     engine.run((0, 0, 6))
     policy.copy(0, 1)
     assert policy.reserve(Chunk(1, 6, 1))
-    ticket = policy.swap_out(1)
+    exported = swap_out(policy, 1)
     engine.run((0, 6, 1))
-    assert policy.swap_in(1, ticket) == 6
+    assert comes_back(policy, 1, exported)
+    assert exported.tokens == 6
     assert engine.run((1, 6, 1)) == [0, 1, 2, 3, 4, 5, 106]
 
 
@@ -318,13 +342,14 @@ def test_the_source_of_a_pending_copy_is_not_overwritten_from_the_host_tier():
     policy = cache(4, host_cells=32, prefix_cache=False)
     engine = Engine(policy)
     engine.run((0, 0, 6))
-    ticket = policy.swap_out(0)
+    exported = swap_out(policy, 0)
     engine.run((1, 0, 2))
     policy.copy(1, 2)
     assert policy.reserve(Chunk(2, 2, 1))
     policy.free(1)
     assert order(policy) == [3, 4]
-    assert policy.swap_in(0, ticket) == 6
+    assert comes_back(policy, 0, exported)
+    assert exported.tokens == 6
     assert engine.run((0, 6, 1), (2, 2, 1)) == [100, 101, 202]
     assert (table(policy, 0), table(policy, 2), order(policy)) == ([3, 4], [1], [2])
 
@@ -349,6 +374,6 @@ def test_blocks_found_in_the_host_tier_may_be_gone_when_they_are_reserved():
 def test_an_empty_step_loses_no_pending_transfer(chunks):
     policy = cache(4, host_cells=16)
     run(policy, (0, 0, 4), (1, 0, 4))
-    assert policy.swap_out(0) is not None
+    assert swap_out(policy, 0) is not None
     assert run(policy, *chunks) == ()
     assert policy.settle_transfers() == (Transfer(OUT, 4, 0, 4),)

@@ -92,14 +92,14 @@ def test_a_policy_that_forgets_what_came_back_diverges(model, only):
     only("B")
 
     def spoil(policy):
-        bring = policy.copy_in
+        bring = policy.import_
 
-        def elsewhere(seq, host):
+        def elsewhere(seq, exported):
             policy.free(seq)
             policy.arenas[0][0].head += 8
-            return bring(seq, host)
+            return bring(seq, exported)
 
-        policy.copy_in = elsewhere
+        policy.import_ = elsewhere
 
     with pytest.raises(Divergence):
         run(backend_of(model, worlds("llama.cpp-b6975")[0], "llama.cpp-b6975", spoil))
