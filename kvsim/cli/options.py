@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,9 +12,7 @@ from kvsim.errors import UserError, no_such
 from kvsim.model.engine_shapes import STORAGES, Storage
 
 if TYPE_CHECKING:
-    from kvsim.scenario.scenario import Scenario
     from policies import PresetGroup
-    from workloads.traces.table_row import Time
 
 ScenarioName = Annotated[
     str,
@@ -136,73 +134,6 @@ WeightType = Annotated[
 ]
 
 
-def load_with(
-    scenario: str | Scenario,
-    seed: int | None = None,
-    requests: int | None = None,
-    profile: str | None = None,
-    skip_bad_rows: bool = False,
-    *,
-    model: str | None = None,
-    device: str | None = None,
-    tp: int | None = None,
-    weights: str | None = None,
-    scheduler: str | None = None,
-) -> Scenario:
-    """Load a scenario and replace what options say. Raises ``UserError``."""
-    from kvsim.costs.shipped import is_shipped
-    from kvsim.scenario.scenario import load_scenario
-    from kvsim.scenario.trace_sections import TRACES, TraceWorkload
-
-    changes: dict[str, Any] = {}
-    shared = {"machine__tensor_parallel": tp, "machine__weights": weights, "server__scheduler": scheduler}
-    given = {key: value for key, value in shared.items() if value is not None}
-    loaded = load_scenario(scenario, model=model, device=device, **given)
-    if seed is not None:
-        changes["seed"] = seed
-    if requests is not None:
-        changes[f"workload__{loaded.workload.count_key}"] = requests
-    if skip_bad_rows:
-        if not isinstance(loaded.workload, TraceWorkload):
-            kind, kinds = loaded.workload.kind, ", ".join(TRACES)
-            raise UserError(f"{loaded.name}: --skip-bad-rows: workload.kind is {kind!r}; accepted: {kinds}")
-        changes["workload__skip_bad_rows"] = True
-    if profile is not None:
-        # A path on the command line is relative to the current folder, not to the scenario's.
-        own_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()
-        changes["machine__profile"] = str(Path(profile).resolve()) if own_file else profile
-    return load_scenario(loaded, **changes)
-
-
-def read_columns(text: str | None) -> dict[str, str] | None:
-    """The value of ``--columns``: names of columns by field. Raises ``UserError``."""
-    if text is None:
-        return None
-    columns: dict[str, str] = {}
-    for part in text.split(","):
-        field, equals, name = (piece.strip() for piece in part.partition("="))
-        if not (field and equals and name) or field in columns:
-            what = f"{field} is given twice" if name and field in columns else f"{part!r} is not FIELD=NAME"
-            raise UserError(
-                f"--columns: {what}; pairs such as arrival=ts,prompt=in,output=out,session=user are expected"
-            )
-        columns[field] = name
-    return columns
-
-
-def read_time(text: str | None) -> Time | None:
-    """The value of ``--time``. Raises ``UserError``."""
-    if text is None:
-        return None
-    from workloads.traces.table_row import Time
-
-    units: tuple[Time, ...] = get_args(Time)
-    for unit in units:
-        if text == unit:
-            return unit
-    raise UserError(f"--time: {text!r}; accepted: {', '.join(units)}")
-
-
 def load_plugins(files: list[Path] | None) -> None:
     """Make what single files have of others' available. Raises ``UserError``."""
     if files:
@@ -223,18 +154,6 @@ def preset_group(name: str) -> PresetGroup:
         if group == name:
             return group
     raise UserError(f"--group: {no_such('group of policies', name, GROUPS)}")
-
-
-def trace_keys(skip_bad_rows: bool, drop_failed: bool, continue_clock: bool) -> dict[str, Any]:
-    """The keys of a trace's ``[workload]`` that options set."""
-    keys: dict[str, Any] = {}
-    if skip_bad_rows:
-        keys["skip_bad_rows"] = True
-    if drop_failed:
-        keys["failed"] = "drop"
-    if continue_clock:
-        keys["clock_reset"] = "continue"
-    return keys
 
 
 def storage_type(option: str, name: str) -> Storage:

@@ -386,6 +386,12 @@ def set_key(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -
     data[last] = value
 
 
+def given_profile(profile: str) -> str:
+    """What a scenario takes for a profile that a user typed, relative to the current folder, not to the scenario's."""
+    is_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()
+    return str(Path(profile).resolve()) if is_file else profile
+
+
 def _unset(table: dict[str, Any], above: str = "") -> Iterator[str]:
     """The dotted keys without a value, except those of distributions."""
     for key, value in table.items():

@@ -24,12 +24,11 @@ from kvsim.advice.recommend.search import Effort, RecommendProgress, SearchBudge
 from kvsim.advice.recommend.slo import read_slo
 from kvsim.costs.memory_plan import plan
 from kvsim.costs.profile import load_profile
-from kvsim.costs.shipped import is_shipped
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import read_traffic
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.storage_types import parse_size
-from kvsim.scenario.scenario import Scenario, load_scenario, table_of, validated
+from kvsim.scenario.scenario import Scenario, given_profile, load_scenario, table_of, validated
 from kvsim.scenario.trace_files import trace_scenario
 from workloads.traces.table_row import Time
 
@@ -77,30 +76,27 @@ def recommend(
     ``WorkloadError``.
     """
     _check_arguments(source, trace, load, requests, workers)
-    devices = read_devices(device)
-    _check_options_of_devices(devices, tp, price, memory, profile)
-    prices = read_prices(price, devices)
+    devices, prices = _devices_and_prices(device, price, tp, memory, profile)
     what = ("--scenario", getattr(source, "name", source)) if trace is None else ("--trace", trace)
     typed = [what, ("--columns", _pairs(columns)), ("--slo", slo), ("--engine", engine), ("--load", f"{load:g}")]
     typed += zip(_GIVEN, (time, seed, requests, memory, model, weights, profile), strict=True)
     typed += [*(("--device", name) for name in devices), ("--tp", tp), ("--price", _pairs(prices))]
-    known = None if engine is None else known_engine(engine)
-    effort, compared = Effort(budget, workers, progress), len(devices) > 1 or bool(prices)
+    known, effort = None if engine is None else known_engine(engine), Effort(budget, workers, progress)
+    compared = len(devices) > 1 or bool(prices)
     asked = Asked(read_slo(slo), known, load, requests, _command(typed, trace_keys), effort, prices, compared)
     if trace is not None:
         source = trace_scenario(trace, columns=columns, time=time, **(trace_keys or {}))
-    table = table_of(source)  # type: ignore[arg-type]
-    if seed is not None:
-        table[0]["seed"] = seed
-    profile = None if profile is None else _profile_name(profile)
+    assert source is not None
+    table = table_of(source)
+    table[0].update({} if seed is None else {"seed": seed})
+    profile = profile and given_profile(profile)
     if devices or own_device(table) is not None:
         if memory is not None:
             raise UserError(f"--memory: {own_device(table)}, which the scenario names, has its own; leave it out")
         place = place_of(table, devices, model, tp, weights, profile)
         return recommend_on_devices(without_machine(table), place, asked)
-    base = validated(*table)
-    if profile is not None:
-        base = load_scenario(base, machine__profile=profile)
+    changes = {} if profile is None else {"machine__profile": profile}
+    base = load_scenario(validated(*table), **changes)
     return _on_machine(base, asked, memory, model, weights, of_trace=trace is not None)
 
 
@@ -152,10 +148,15 @@ def _check_arguments(source: object, trace: object, load: float, requests: int |
             raise UserError(f"{name} is {value}; at least 1 is accepted")
 
 
-def _check_options_of_devices(
-    devices: Sequence[str], tp: int | None, price: object, memory: object, profile: object
-) -> None:
-    """Refuse options that need a device, or that say what a device says itself."""
+def _devices_and_prices(
+    device: str | Sequence[str] | None,
+    price: str | Mapping[str, float] | None,
+    tp: int | None,
+    memory: object,
+    profile: object,
+) -> tuple[tuple[str, ...], dict[str, float]]:
+    """The devices that were named, and their prices; refuses what needs a device, or what a device says itself."""
+    devices = read_devices(device)
     if not devices:
         for name, value, what in (("--price", price, "prices are of devices"), ("--tp", tp, "GPUs that share a model")):
             if value is not None:
@@ -164,9 +165,4 @@ def _check_options_of_devices(
         raise UserError("--memory and --device: both say how much memory there is; give one of them")
     elif profile is not None:
         raise UserError("--profile and --device: both say whose times are predicted; give one of them")
-
-
-def _profile_name(profile: str) -> str:
-    """What a scenario takes for a profile that was given on the command line, relative to the current folder."""
-    is_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()
-    return str(Path(profile).resolve()) if is_file else profile
+    return devices, read_prices(price, devices)

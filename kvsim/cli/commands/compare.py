@@ -8,27 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvsim.cli.console import answer, point_to_questions, warn
-from kvsim.cli.options import (
-    DeviceName,
-    DeviceWeights,
-    Json,
-    MaxFailed,
-    ModelName,
-    Out,
-    Plots,
-    Plugins,
-    Policies,
-    ProfileName,
-    Requests,
-    ScenarioName,
-    Scheduler,
-    Seed,
-    SkipBadRows,
-    TensorParallel,
-    load_plugins,
-    load_with,
-    preset_group,
-)
+from kvsim.cli.option_groups import ScenarioOptions, takes_groups
+from kvsim.cli.options import Json, MaxFailed, Out, Plots, Plugins, Policies, load_plugins, preset_group
 from kvsim.cli.progress import RunProgress
 from kvsim.results import writable
 
@@ -39,21 +20,14 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@takes_groups
 def compare(
-    scenario: ScenarioName = "chat",
+    of: ScenarioOptions,
     policy: Policies = None,
-    scheduler: Scheduler = None,
     group: Annotated[
         str,
         typer.Option(help="Without --policy, the policies of this group: standard or papers.", metavar="GROUP"),
     ] = "standard",
-    seed: Seed = None,
-    requests: Requests = None,
-    model: ModelName = None,
-    device: DeviceName = None,
-    tp: TensorParallel = None,
-    weights: DeviceWeights = None,
-    profile: ProfileName = None,
     plugin: Plugins = None,
     out: Out = Path("results"),
     replications: Annotated[
@@ -61,7 +35,6 @@ def compare(
     ] = 1,
     max_failed: MaxFailed = "0%",
     plots: Plots = False,
-    skip_bad_rows: SkipBadRows = False,
     as_json: Json = False,
 ) -> None:
     """Run one scenario under several policies (by default what engines do, and ours) and compare."""
@@ -74,18 +47,7 @@ def compare(
     ranked_up_to = share_of_requests("--max-failed", max_failed)
     chosen = preset_group(group)
     load_plugins(plugin)
-    loaded = load_with(
-        scenario,
-        seed,
-        requests,
-        profile,
-        skip_bad_rows,
-        model=model,
-        device=device,
-        tp=tp,
-        weights=weights,
-        scheduler=scheduler,
-    )
+    loaded = of.load()
     total = (len(policy) if policy else len(in_group(chosen))) * loaded.build_workload().n_requests * replications
     profile_of(loaded)  # Raises before a folder is made.
     if not as_json:

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import answer, warn
-from kvsim.cli.options import (
-    Columns,
-    ContinueClock,
-    DropFailed,
-    Json,
-    Out,
-    Plugins,
-    Requests,
-    SkipBadRows,
-    TimeUnit,
-    load_plugins,
-    load_with,
-    read_columns,
-    read_time,
-    trace_keys,
-)
+from kvsim.cli.option_groups import ScenarioOptions, TraceOptions, takes_groups
+from kvsim.cli.options import Json, Out, Plugins, Requests, load_plugins
 from kvsim.cli.progress import RunProgress
 from kvsim.errors import UserError
 
 if TYPE_CHECKING:
     from kvsim.scenario.scenario import Scenario
-    from workloads.traces.table_row import Time
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@takes_groups
 def prefix_cache(
     scenario: Annotated[
         str,
@@ -43,6 +30,7 @@ def prefix_cache(
             metavar="SCENARIO|TRACE", help="A scenario, or a trace file.", autocompletion=completion.scenarios
         ),
     ],
+    trace: TraceOptions,
     eviction: Annotated[
         list[str] | None,
         typer.Option(
@@ -51,14 +39,9 @@ def prefix_cache(
     ] = None,
     blocks: Annotated[str | None, typer.Option(help="Cache sizes in blocks, separated by commas.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens in a block; by default the scenario's.", min=1)] = None,
-    columns: Columns = None,
-    time: TimeUnit = None,
     requests: Requests = None,
     plugin: Plugins = None,
     out: Out = Path("results"),
-    skip_bad_rows: SkipBadRows = False,
-    drop_failed: DropFailed = False,
-    continue_clock: ContinueClock = False,
     as_json: Json = False,
 ) -> None:
     """Show how often a prefix cache would hit, by its size and eviction order.
@@ -68,9 +51,8 @@ def prefix_cache(
     from kvsim.experiments.prefix_cache import prefix_cache as study_prefixes
 
     load_plugins(plugin)
-    keys = trace_keys(False, drop_failed, continue_clock)
-    source = _source(scenario, read_columns(columns), read_time(time), keys)
-    loaded = load_with(source, requests=requests, skip_bad_rows=skip_bad_rows)
+    of = ScenarioOptions(scenario, requests=requests, skip_bad_rows=trace.skip_bad_rows)
+    loaded = of.load(_replayed(scenario, replace(trace, skip_bad_rows=False)))
     sizes = None if blocks is None else _numbers("--blocks", blocks)
     chosen = [_eviction(name) for name in eviction] if eviction else None
     with RunProgress(loaded.name, 100) as progress:
@@ -82,16 +64,16 @@ def prefix_cache(
     warn(study.notes)
 
 
-def _source(name: str, columns: dict[str, str] | None, time: Time | None, keys: dict[str, Any]) -> str | Scenario:
-    """The scenario itself, or one that replays the trace file of this name."""
+def _replayed(name: str, options: TraceOptions) -> Scenario | None:
+    """A scenario that replays the trace file of this name; None if it is that of a scenario itself."""
     from kvsim.scenario.trace_files import is_trace, trace_scenario
 
     if is_trace(name):
-        return trace_scenario(name, columns=columns, time=time, own_blocks=True, **keys)
-    if columns or time or keys:
+        return trace_scenario(name, own_blocks=True, **options.table, **options.keys)
+    if options != TraceOptions():
         given = "--columns, --time, --drop-failed and --continue-clock"
         raise UserError(f"{name}: {given} are for trace files; a scenario has them in [workload]")
-    return name
+    return None
 
 
 def _numbers(option: str, text: str) -> list[int]:

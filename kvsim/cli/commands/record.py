@@ -9,7 +9,8 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import print_json, warn
-from kvsim.cli.options import AllowRemote, Json, KeyEnv, LibraryFolder, LlamaThreads, Seed, Silence, load_with
+from kvsim.cli.option_groups import ScenarioOptions
+from kvsim.cli.options import AllowRemote, Json, KeyEnv, LibraryFolder, LlamaThreads, Seed, Silence
 from kvsim.cli.progress import RunProgress
 from kvsim.cli.server_recording import record_url
 from kvsim.cli.servers import ServerAsked, refuse_options
@@ -116,7 +117,7 @@ def record(
         own = {"--policy": policy is not None, "--model": model is not None}
         refuse_options(own | {"--threads": threads != 1}, "a server is recorded as it runs")
         asked = ServerAsked(url, flags, key_env, allow_remote, log=log, resume=resume, timeout_s=timeout, limit_s=limit)
-        record_url(load_with(engine, seed, requests), asked, out, as_json=as_json)
+        record_url(ScenarioOptions(engine, seed=seed, requests=requests).load(), asked, out, as_json=as_json)
         return
     given = {"--flags": flags is not None, "--log": log is not None, "--resume": resume}
     given |= {"--key-env": key_env is not None, "--allow-remote": allow_remote}
@@ -125,7 +126,7 @@ def record(
         raise UserError(f"{no_such('recordable engine', engine, RECORDED)}; or record a server with --url")
     if scenario is None:
         raise UserError(f"{engine}: which scenario? kvsim record {engine} SCENARIO is expected")
-    loaded = load_with(scenario, seed, requests)
+    loaded = ScenarioOptions(scenario, seed=seed, requests=requests).load()
     from kvsim.engines.live.engine_recording import record as record_run
 
     with RunProgress(f"recording {loaded.name}", loaded.build_workload().n_requests) as progress:

@@ -8,23 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from kvsim.cli.console import answer, point_to_questions, warn
-from kvsim.cli.options import (
-    DeviceName,
-    DeviceWeights,
-    Json,
-    ModelName,
-    Plugins,
-    Policy,
-    ProfileName,
-    Requests,
-    ScenarioName,
-    Scheduler,
-    Seed,
-    SkipBadRows,
-    TensorParallel,
-    load_plugins,
-    load_with,
-)
+from kvsim.cli.option_groups import ScenarioOptions, takes_groups
+from kvsim.cli.options import Json, Plugins, Policy, load_plugins
 from kvsim.cli.progress import RunProgress
 
 app = typer.Typer(add_completion=False)
@@ -38,41 +23,22 @@ class Detail(StrEnum):
 
 
 @app.command()
+@takes_groups
 def run(
-    scenario: ScenarioName = "chat",
+    of: ScenarioOptions,
     policy: Policy = None,
-    scheduler: Scheduler = None,
-    seed: Seed = None,
-    requests: Requests = None,
-    model: ModelName = None,
-    device: DeviceName = None,
-    tp: TensorParallel = None,
-    weights: DeviceWeights = None,
-    profile: ProfileName = None,
     plugin: Plugins = None,
     detail: Annotated[
         Detail,
         typer.Option(help="What to record: the cache too, or requests only, which is much faster for long runs."),
     ] = Detail.cache,
-    skip_bad_rows: SkipBadRows = False,
     as_json: Json = False,
 ) -> None:
     """Run one scenario under one policy."""
     from kvsim.simulation.run import run as run_scenario
 
     load_plugins(plugin)
-    loaded = load_with(
-        scenario,
-        seed,
-        requests,
-        profile,
-        skip_bad_rows,
-        model=model,
-        device=device,
-        tp=tp,
-        weights=weights,
-        scheduler=scheduler,
-    )
+    loaded = of.load()
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
         result = run_scenario(loaded, policy, progress=progress, detail=detail.value)
     warn(result.warnings)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import answer, fail, print_saved, warn
+from kvsim.cli.option_groups import ScenarioOptions, takes_groups
 from kvsim.cli.options import (
     AllowRemote,
     EngineName,
@@ -22,7 +24,6 @@ from kvsim.cli.options import (
     Seed,
     Silence,
     load_plugins,
-    load_with,
 )
 from kvsim.cli.progress import RunProgress
 from kvsim.cli.servers import ServerAsked, servers_asked
@@ -48,25 +49,10 @@ _OF_RECORDED = {"context", "scenario", "recorded", "profile", "bound", "out", "a
 """Parameters that mean something beside --recorded."""
 
 
-class _EngineRun(NamedTuple):
-    """The options of a run on a real engine."""
+@dataclass(frozen=True)
+class Options:
+    """The options of all three uses."""
 
-    scenario: str
-    model: str | None
-    engine: str
-    policy: list[str] | None
-    seed: int | None
-    requests: int
-    repeat: int
-    profile: str | None
-    calibration_seconds: float
-    threads: int | None
-    library: Path | None
-
-
-@app.command()
-def validate(
-    context: typer.Context,
     scenario: Annotated[
         list[str] | None,
         typer.Argument(
@@ -74,42 +60,42 @@ def validate(
             help="A built-in scenario or a TOML file (chat); with --url also a trace.",
             autocompletion=completion.scenarios,
         ),
-    ] = None,
+    ] = None
     recorded: Annotated[
         list[str] | None,
         typer.Option(metavar="FILE...", help="Instead, compare with recorded servers: JSONL, plain or compressed."),
-    ] = None,
+    ] = None
     url: Annotated[
         list[str] | None,
         typer.Option(
             help="Instead, send the traffic to this server, and compare with it; of several, settings are ranked."
         ),
-    ] = None,
+    ] = None
     flags: Annotated[
         list[str] | None,
         typer.Option(
             metavar='"-np 4 -c 4096"',
             help="With --url: what the server was started with, once for each; servers do not say all of it.",
         ),
-    ] = None,
+    ] = None
     log: Annotated[
         list[Path] | None,
         typer.Option(help="With --url: the log of each llama-server, for its steps (see kvsim record)."),
-    ] = None,
-    key_env: KeyEnv = None,
-    allow_remote: AllowRemote = False,
-    timeout: Silence = 300.0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="With --url: go on where an earlier command was ended.")
-    ] = False,
+    ] = None
+    key_env: KeyEnv = None
+    allow_remote: AllowRemote = False
+    timeout: Silence = 300.0
+    resume: Annotated[bool, typer.Option("--resume", help="With --url: go on where an earlier command was ended.")] = (
+        False
+    )
     model: Annotated[
         str | None, typer.Option(help="Replace the scenario's model.", autocompletion=completion.engine_models)
-    ] = None,
-    engine: EngineName = "numpy",
-    policy: Policies = None,
-    plugin: Plugins = None,
-    seed: Seed = None,
-    requests: Annotated[int, typer.Option(help="Shorten the scenario to this many requests.", min=1)] = 60,
+    ] = None
+    engine: EngineName = "numpy"
+    policy: Policies = None
+    plugin: Plugins = None
+    seed: Seed = None
+    requests: Annotated[int, typer.Option(help="Shorten the scenario to this many requests.", min=1)] = 60
     repeat: Annotated[
         int | None,
         typer.Option(
@@ -117,7 +103,7 @@ def validate(
             min=1,
             max=1000,
         ),
-    ] = None,
+    ] = None
     bound: Annotated[
         float | None,
         typer.Option(
@@ -125,49 +111,51 @@ def validate(
             "latency at mean, P50 or P99).",
             min=0,
         ),
-    ] = None,
-    profile: ProfileName = None,
-    calibration_seconds: Annotated[float, typer.Option(help="How long to calibrate.", min=1, max=86400)] = 60.0,
+    ] = None
+    profile: ProfileName = None
+    calibration_seconds: Annotated[float, typer.Option(help="How long to calibrate.", min=1, max=86400)] = 60.0
     threads: Annotated[
         int | None, typer.Option(help="llama.cpp: threads; by default the profile's.", min=1, max=512)
-    ] = None,
-    library: LibraryFolder = None,
-    out: Out = Path("results"),
-    as_json: Json = False,
-) -> None:
+    ] = None
+    library: LibraryFolder = None
+    out: Out = Path("results")
+    as_json: Json = False
+
+    @property
+    def name(self) -> str:
+        """The scenario that is run."""
+        return (self.scenario or ["chat"])[0]
+
+    def servers(self) -> list[ServerAsked]:
+        """The servers that are asked. Raises ``UserError``."""
+        return servers_asked(
+            self.url or [],
+            self.flags or [],
+            self.log or [],
+            key_env=self.key_env,
+            allow_remote=self.allow_remote,
+            timeout_s=self.timeout,
+            resume=self.resume,
+            model=self.model,
+        )
+
+
+@app.command()
+@takes_groups
+def validate(context: typer.Context, options: Options) -> None:
     """Compare predicted times with those of a real engine here, of recorded servers, or of running ones.
 
     Calibrates first, unless a profile of this machine or of the server is given. For recorded servers, the profile is
     that of the model on its device; of recordings with steps, it is fitted to the steps of the others of that server.
     kvsim validate mine.jsonl --url http://127.0.0.1:8080 --profile mine.profile.json
     """
-    files = _recordings(context, recorded, scenario)
-    if files:
-        _against_recorded(files, profile, bound, out / "recorded-servers", as_json)
-        return
-    name = (scenario or ["chat"])[0]
-    if url:
-        servers = servers_asked(
-            url,
-            flags or [],
-            log or [],
-            key_env=key_env,
-            allow_remote=allow_remote,
-            timeout_s=timeout,
-            resume=resume,
-            model=model,
-        )
-        _against_servers(
-            name, seed, requests, servers, _ServerRun(profile, calibration_seconds, repeat or 2, bound, out, as_json)
-        )
-        return
-    load_plugins(plugin)
-    repeat = repeat or 1
-    _on_engine(
-        _EngineRun(name, model, engine, policy, seed, requests, repeat, profile, calibration_seconds, threads, library),
-        bound,
-        as_json,
-    )
+    if files := _recordings(context, options.recorded, options.scenario):
+        _against_recorded(files, options)
+    elif options.url:
+        _against_servers(options)
+    else:
+        load_plugins(options.plugin)
+        _on_engine(options)
 
 
 def _recordings(context: typer.Context, recorded: list[str] | None, others: list[str] | None) -> list[str]:
@@ -204,49 +192,41 @@ def _is_typed(context: typer.Context, parameter: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _against_recorded(files: list[str], profile: str | None, bound: float | None, out: Path, as_json: bool) -> None:
+def _against_recorded(files: list[str], options: Options) -> None:
     """Compare with recorded servers, and say whether all errors are within the bound."""
     from kvsim.engines.recordings.validation import validate_recorded
 
     with RunProgress("recorded servers", 1) as progress:
-        done = validate_recorded(files, profile, announce=progress.begin, progress=progress)
-    answer(done, as_json)
-    if not as_json:
+        done = validate_recorded(files, options.profile, announce=progress.begin, progress=progress)
+    answer(done, options.as_json)
+    if not options.as_json:
+        out = options.out / "recorded-servers"
         print_saved(done.save(out), out)
     warn([*done.left_out, *(line for run in done.runs for line in run.warnings)])
-    _end_by(bound, done.worst)
+    _end_by(options.bound, done.worst)
 
 
-class _ServerRun(NamedTuple):
-    """The options of a run on servers."""
-
-    profile: str | None
-    calibration_seconds: float
-    turns: int
-    bound: float | None
-    out: Path
-    as_json: bool
-
-
-def _against_servers(name: str, seed: int | None, requests: int, servers: list[ServerAsked], run: _ServerRun) -> None:
+def _against_servers(options: Options) -> None:
     """Send traffic to servers, and compare what they took with what is predicted."""
+    servers = options.servers()
     asked = [server.asked() for server in servers]
     from kvsim.cli.server_calibration import profile_for
     from kvsim.engines.live.server_validation import validate_servers
     from kvsim.scenario.scenario import shortened
     from kvsim.scenario.trace_files import is_trace, trace_scenario
 
-    loaded = shortened(load_with(trace_scenario(name) if is_trace(name) else name, seed), requests)
-    folder = run.out / f"validate-{loaded.name}"
+    traffic = trace_scenario(options.name) if is_trace(options.name) else None
+    loaded = shortened(ScenarioOptions(options.name, seed=options.seed).load(traffic), options.requests)
+    folder = options.out / f"validate-{loaded.name}"
     try:
         with RunProgress(f"asking {servers[0].url}", 100) as progress:
-            profile = run.profile or profile_for(servers[0], run.calibration_seconds, progress)
+            profile = options.profile or profile_for(servers[0], options.calibration_seconds, progress)
             done = validate_servers(
                 loaded,
                 asked,
                 profile,
                 folder,
-                turns=run.turns,
+                turns=options.repeat or 2,
                 announce=progress.begin,
                 share=progress.share,
                 progress=progress,
@@ -255,11 +235,11 @@ def _against_servers(name: str, seed: int | None, requests: int, servers: list[S
         kept = f"; what was gathered is in {folder}, and the same command with --resume goes on"
         raise typer.Exit(fail(f"stopped{kept if any(folder.glob('*.part')) else ''}", _INTERRUPTED)) from None
     recordings = [each.to_dict() for each in done.recordings]
-    answer(done.compared, run.as_json, of=lambda compared: {"recordings": recordings, **compared.to_dict()})
-    if not run.as_json:
+    answer(done.compared, options.as_json, of=lambda compared: {"recordings": recordings, **compared.to_dict()})
+    if not options.as_json:
         print_saved(done.compared.save(folder), folder)
     warn(done.warnings)
-    _end_by(run.bound, done.compared.worst)
+    _end_by(options.bound, done.compared.worst)
 
 
 def _end_by(bound: float | None, worst: float) -> None:
@@ -268,71 +248,67 @@ def _end_by(bound: float | None, worst: float) -> None:
         raise typer.Exit(fail(f"the largest error, {worst:.1%}, is over the bound of {bound:.1%}", 1))
 
 
-def _on_engine(run: _EngineRun, bound: float | None, as_json: bool) -> None:
+def _on_engine(options: Options) -> None:
     """Compare with a run on a real engine here."""
     from kvsim.engines.live.engine_validation import validate as check
 
-    loaded = _fitted_to_engine(load_with(run.scenario, run.seed), run.engine, run.model, run.library)
+    loaded = _fitted_to_engine(options)
     with RunProgress("calibrating", 100) as progress:
-        if run.profile is not None:
-            fitted = _given_profile(run.profile, run.threads)
-        else:
-            fitted = _measured_profile(
-                loaded, run.engine, run.calibration_seconds, run.threads or 1, run.library, progress
-            )
-        total = min(run.requests, loaded.build_workload().n_requests)
+        fitted = _measured_profile(loaded, options, progress) if options.profile is None else _given_profile(options)
+        total = min(options.requests, loaded.build_workload().n_requests)
         validation = check(
             loaded,
             fitted,
-            run.policy,
-            requests=run.requests,
-            repeats=run.repeat,
-            engine=run.engine,
-            library=run.library,
+            options.policy,
+            requests=options.requests,
+            repeats=options.repeat or 1,
+            engine=options.engine,
+            library=options.library,
             progress=progress,
             announce=lambda name: progress.begin(f"running {name}", total),
         )
-    answer(validation, as_json)
+    answer(validation, options.as_json)
     warn(validation.warnings)
     if validation.busy:
         warn(["the machine was busy during a real run; these figures cannot be trusted"])
-    _end_by(bound, validation.worst)
+    _end_by(options.bound, validation.worst)
 
 
-def _fitted_to_engine(loaded: Scenario, engine: str, model: str | None, library: Path | None) -> Scenario:
+def _fitted_to_engine(options: Options) -> Scenario:
     """The scenario with another model, and as the engine can run it."""
     from kvsim.calibration.llamacpp_session import absolute_model_path, adapt_scenario
     from kvsim.costs.profile import is_llamacpp
     from kvsim.scenario.scenario import load_scenario
     from real_engine.llama_library import Library
 
-    if is_llamacpp(engine):
-        return adapt_scenario(loaded, Library(library).era, model)
-    return loaded if model is None else load_scenario(loaded, model__name=absolute_model_path(model))
+    loaded = ScenarioOptions(options.name, seed=options.seed).load()
+    if is_llamacpp(options.engine):
+        return adapt_scenario(loaded, Library(options.library).era, options.model)
+    return loaded if options.model is None else load_scenario(loaded, model__name=absolute_model_path(options.model))
 
 
-def _given_profile(name: str, threads: int | None) -> Profile:
+def _given_profile(options: Options) -> Profile:
     from kvsim.costs.profile import load_profile
 
-    given = load_profile(name)
+    assert options.profile is not None
+    given, threads = load_profile(options.profile), options.threads
     if threads not in (None, given.measured_on.threads):
-        raise UserError(f"--threads: {name} was measured with {given.measured_on.threads}, not with {threads}")
+        measured = given.measured_on.threads
+        raise UserError(f"--threads: {options.profile} was measured with {measured}, not with {threads}")
     return given
 
 
-def _measured_profile(
-    loaded: Scenario, engine: str, seconds: float, threads: int, library: Path | None, progress: RunProgress
-) -> Profile:
+def _measured_profile(loaded: Scenario, options: Options, progress: RunProgress) -> Profile:
     from kvsim.calibration.run import calibrate
 
     done = calibrate(
         loaded.model.name,
-        engine=engine,
-        seconds=seconds,
+        engine=options.engine,
+        seconds=options.calibration_seconds,
         type_k=loaded.cache.type_k,
         type_v=loaded.cache.type_v,
-        threads=threads,
-        library=library,
+        threads=options.threads or 1,
+        library=options.library,
         report=progress.share,
     )
     return done.profile.model_copy(update={"refused": done.refusal()})

@@ -9,18 +9,8 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import answer, print_json, print_report, print_saved, warn
-from kvsim.cli.options import (
-    Columns,
-    ContinueClock,
-    DropFailed,
-    Json,
-    Out,
-    SkipBadRows,
-    TimeUnit,
-    read_columns,
-    read_time,
-    trace_keys,
-)
+from kvsim.cli.option_groups import TraceOptions, takes_groups
+from kvsim.cli.options import Json, Out
 from kvsim.cli.progress import RunProgress
 from kvsim.results import writable
 
@@ -50,20 +40,17 @@ Kind = Annotated[
 
 
 @app.command()
+@takes_groups
 def describe(
     source: Source,
+    trace: TraceOptions,
     kind: Kind = None,
-    skip_bad_rows: SkipBadRows = False,
-    drop_failed: DropFailed = False,
-    continue_clock: ContinueClock = False,
-    columns: Columns = None,
-    time: TimeUnit = None,
     as_json: Json = False,
 ) -> None:
     """Show how many requests a stream has, how bursty and how long they are, and how much of them repeats."""
     from kvsim.advice.workload_fit.fit import describe_stream, statistics_dict
 
-    stream, name, block_size = _open(source, kind, skip_bad_rows, drop_failed, continue_clock, columns, time)
+    stream, name, block_size = _open(source, kind, trace)
     found = describe_stream(stream, block_size)
     if as_json:
         print_json({"name": name, **statistics_dict(found), "notes": list(stream.notes)})
@@ -75,14 +62,11 @@ def describe(
 
 
 @app.command()
+@takes_groups
 def fit(
     source: Source,
+    trace: TraceOptions,
     kind: Kind = None,
-    skip_bad_rows: SkipBadRows = False,
-    drop_failed: DropFailed = False,
-    continue_clock: ContinueClock = False,
-    columns: Columns = None,
-    time: TimeUnit = None,
     seed: Annotated[int, typer.Option(help="Seed of the streams drawn from the candidates.", min=0)] = 1,
     out: Out = Path("results"),
     as_json: Json = False,
@@ -90,7 +74,7 @@ def fit(
     """Fit a generator, print it as a section of a scenario, and plot it beside the stream."""
     from kvsim.advice.workload_fit.fit import fit as fit_generator
 
-    stream, name, block_size = _open(source, kind, skip_bad_rows, drop_failed, continue_clock, columns, time)
+    stream, name, block_size = _open(source, kind, trace)
     target = out / f"workload-{name}"
     if not as_json:
         writable(target)
@@ -125,16 +109,7 @@ def show_named(
     typer.echo(named_text(name), nl=False)
 
 
-def _open(
-    source: str,
-    kind: str | None,
-    skip: bool,
-    drop_failed: bool,
-    continue_clock: bool,
-    columns: str | None,
-    time: str | None,
-) -> Stream:
+def _open(source: str, kind: str | None, trace: TraceOptions) -> Stream:
     from kvsim.advice.workload_fit.request_source import open_stream
 
-    options = trace_keys(skip, drop_failed, continue_clock)
-    return open_stream(source, kind, columns=read_columns(columns), time=read_time(time), **options)
+    return open_stream(source, kind, **trace.table, **trace.keys)
