@@ -15,7 +15,7 @@ _FILE = "questions.md"
 
 
 @dataclass(frozen=True)
-class Question:
+class CommonQuestion:
     """A question, in the words of those who ask it."""
 
     number: int
@@ -38,7 +38,7 @@ class Question:
 
 
 @cache
-def questions() -> tuple[Question, ...]:
+def questions() -> tuple[CommonQuestion, ...]:
     """All questions, in the order of the page."""
     page = (resources.files("kvsim.advice") / _FILE).read_text(encoding="utf-8")
     parts = re.split(r"^## (.+)\n", page, flags=re.MULTILINE)[1:]
@@ -46,11 +46,11 @@ def questions() -> tuple[Question, ...]:
     for number, (title, text) in enumerate(zip(parts[::2], parts[1::2], strict=True), 1):
         command = re.search(r"^    (kvsim .+)$", text, flags=re.MULTILINE)
         assert command is not None, f"{title}: no command"
-        made.append(Question(number, title, command[1], text.strip("\n")))
+        made.append(CommonQuestion(number, title, command[1], text.strip("\n")))
     return tuple(made)
 
 
-def find_questions(words: Sequence[str]) -> tuple[Question, ...]:
+def find_questions(words: Sequence[str]) -> tuple[CommonQuestion, ...]:
     """Questions by number, or those that have all words: in the title or, if there are none, in the text.
 
     Raises ``UserError`` if there are none at all.

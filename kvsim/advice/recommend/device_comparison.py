@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.advice.memory.engine_flags import command_line, flags_dict
+from kvsim.advice.recommend.advice import Advice
 from kvsim.advice.recommend.finalists import Finalist, Verdict
 from kvsim.advice.recommend.memory_answer import MemoryAnswer
-from kvsim.advice.recommend.question import Question
 from kvsim.advice.recommend.recommendation import Recommendation
 from kvsim.advice.recommend.trials import TrialOutcome
 from kvsim.costs.devices import device_named
@@ -125,7 +125,7 @@ class DeviceAnswer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceComparison(Question):
+class DeviceComparison(Advice):
     """Which of some devices meets a service level, up to which load, and what a million output tokens cost."""
 
     answers: tuple[DeviceAnswer, ...]

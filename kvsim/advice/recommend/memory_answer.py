@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.advice.memory.engine_flags import Flags, command_line, flags_dict, largest_fit_flags
 from kvsim.advice.memory.flag_effects import Effect, effects
 from kvsim.advice.memory.ollama import OllamaSettings, ollama_settings
-from kvsim.advice.recommend.question import Question
+from kvsim.advice.recommend.advice import Advice
 from kvsim.costs.memory_plan import Plan, default_batch, plan
 from kvsim.costs.memory_settings import CONTEXT_UNIT, ENGINE_TITLES, PLAN_ENGINES, Engine
 from kvsim.errors import UserError
@@ -67,7 +67,7 @@ class MemoryFit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryAnswer(Question):
+class MemoryAnswer(Advice):
     """What memory says where the machine profile does not speak for the model that is served."""
 
     shape: MemoryShape

@@ -74,7 +74,7 @@ class Asked:
     """Whether the answer is a comparison, of one device too."""
 
     def fields(self, traffic: Traffic, shape: MemoryShape, **more: Any) -> dict[str, Any]:
-        """The fields of ``Question`` that all answers share, and further ones or others in their place."""
+        """The fields of ``Advice`` that all answers share, and further ones or others in their place."""
         asked = {"slo": self.slo, "engine": self.engine or "both", "load": self.load, "command": self.command}
         served = {"model": shape.name, "named_model": True, "profile": None, "memory": None}
         return {**asked, **served, "traffic": traffic, "scenario": traffic.scenario, **more}

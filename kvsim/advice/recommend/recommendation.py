@@ -14,10 +14,10 @@ import numpy as np
 from kvsim.advice.memory.engine_flags import command_line, flags_dict
 from kvsim.advice.memory.flag_effects import Effect, effects
 from kvsim.advice.memory.ollama import OllamaSettings, ollama_settings
+from kvsim.advice.recommend.advice import Advice
 from kvsim.advice.recommend.candidates import REASONS, SearchSpace, measured_engine, profile_target
 from kvsim.advice.recommend.families import measured_range
 from kvsim.advice.recommend.finalists import RULE, Finalist, RuledOut, TopTwo
-from kvsim.advice.recommend.question import Question
 from kvsim.advice.recommend.trials import MOST_DOUBLINGS, most_doublings
 from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
 from kvsim.errors import counted
@@ -36,7 +36,7 @@ _LOWEST_LOAD = 2.0**-MOST_DOUBLINGS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recommendation(Question):
+class Recommendation(Advice):
     """The best settings for a workload, and why all others were ruled out."""
 
     space: SearchSpace

@@ -82,7 +82,7 @@ class Effort(NamedTuple):
 
 
 def find_settings(asked: dict[str, Any], shape: MemoryShape, weights: str | None, effort: Effort) -> Recommendation:
-    """Lay out all settings and search them; ``asked`` are the fields of ``Question``. Raises ``UserError``."""
+    """Lay out all settings and search them; ``asked`` are the fields of ``Advice``. Raises ``UserError``."""
     traffic, slo = asked["traffic"], asked["slo"]
     space = build_search_space(
         asked["scenario"],

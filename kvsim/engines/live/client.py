@@ -37,7 +37,7 @@ class ServerFault(UserError):
 
 
 @dataclass(frozen=True)
-class Question:
+class CompletionRequest:
     """What a server is asked: to go on from a prompt for a number of tokens, whatever they are."""
 
     prompt: tuple[int, ...] | str
@@ -113,16 +113,16 @@ class Client:
         await self._http.__aexit__(None, None, None)
 
     async def ask(
-        self, question: Question, clock: float = 0.0, watch: Callable[[Answer], None] | None = None
+        self, request: CompletionRequest, clock: float = 0.0, watch: Callable[[Answer], None] | None = None
     ) -> Answer:
-        """Send a question and wait for the end of the answer; times are seconds since ``clock`` (``monotonic``).
+        """Send a request and wait for the end of the answer; times are seconds since ``clock`` (``monotonic``).
 
         ``watch`` is called with what has come so far whenever there are further tokens.
         What goes wrong with the one request is in ``Answer.error``. Raises ``ServerFault`` if the server is gone, or
         wants a key.
         """
         answer = Answer(time.monotonic() - clock)
-        path, body = self._body(question)
+        path, body = self._body(request)
         try:
             async with self._http.stream("POST", path, json=body) as response:
                 answer.status, answer.headers_s = response.status_code, time.monotonic() - clock
@@ -158,20 +158,20 @@ class Client:
         whole = isinstance(tokens, list) and all(type(token) is int for token in tokens)
         return tokens if whole else None
 
-    def _body(self, question: Question) -> tuple[str, dict[str, Any]]:
-        prompt = question.prompt if isinstance(question.prompt, str) else list(question.prompt)
+    def _body(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
+        prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
         body: dict[str, Any] = {"prompt": prompt, "temperature": 0, "ignore_eos": True, "stream": True}
         if self.api == "llama-server":
-            body |= {"n_predict": question.output_tokens, "return_tokens": True}
-            if question.answer is not None:
-                body["logit_bias"] = [[question.answer, _FORCED]]
-            return "/completion", body | dict(question.params)
+            body |= {"n_predict": request.output_tokens, "return_tokens": True}
+            if request.answer is not None:
+                body["logit_bias"] = [[request.answer, _FORCED]]
+            return "/completion", body | dict(request.params)
         # What vLLM knows beyond OpenAI's fields; others ignore it.
         told = {"include_usage": True, "continuous_usage_stats": True}
-        body |= {"max_tokens": question.output_tokens, "stream_options": told, "return_token_ids": True}
+        body |= {"max_tokens": request.output_tokens, "stream_options": told, "return_token_ids": True}
         if self.model is not None:
             body["model"] = self.model
-        return "/v1/completions", body | dict(question.params)
+        return "/v1/completions", body | dict(request.params)
 
     def _refusal(self, status: int, said: bytes) -> str:
         """The server's reason in a line. Raises ``ServerFault`` if it wants a key."""

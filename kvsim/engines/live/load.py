@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from kvsim.engines.live.client import Answer, Api, Client, Question
+from kvsim.engines.live.client import Answer, Api, Client, CompletionRequest
 from kvsim.engines.live.prompts import Vocabulary
 
 HOLD = 6
@@ -122,9 +122,11 @@ def fitted(stairs: Staircase, limits: Limits) -> Staircase:
     return replace(stairs, prompts=tuple(prompts))
 
 
-def questions_of(stairs: Staircase, vocabulary: Vocabulary, api: Api, rng: np.random.Generator) -> list[Question]:
-    """A question for each request of a staircase, of random tokens or, for servers that take none, of random words."""
-    found: list[Question] = []
+def completion_requests(
+    stairs: Staircase, vocabulary: Vocabulary, api: Api, rng: np.random.Generator
+) -> list[CompletionRequest]:
+    """The requests of a staircase, of random tokens or, for servers that take none, of random words."""
+    found: list[CompletionRequest] = []
     asked = zip(stairs.prompts, stairs.output_tokens, stairs.slots, strict=True)
     for i, (tokens, output, slot) in enumerate(asked):
         prompt = vocabulary.draw(tokens, rng)
@@ -137,7 +139,7 @@ def questions_of(stairs: Staircase, vocabulary: Vocabulary, api: Api, rng: np.ra
         answer = vocabulary.answers[i % len(vocabulary.answers)] if vocabulary.answers else None
         # A slot that is asked for by number is not saved to host memory first.
         own = {"cache_prompt": again, "id_slot": slot} if api == "llama-server" else {}
-        found.append(Question(prompt, output, answer, own))
+        found.append(CompletionRequest(prompt, output, answer, own))
     return found
 
 
@@ -179,19 +181,19 @@ class _Hold:
             self.due.set()
 
 
-async def climb(client: Client, questions: Sequence[Question], clock: float) -> list[Answer]:
-    """Ask each question when there were ``HOLD`` steps since the one before began; wait for all answers.
+async def climb(client: Client, requests: Sequence[CompletionRequest], clock: float) -> list[Answer]:
+    """Send each request when there were ``HOLD`` steps since the one before began; wait for all answers.
 
-    Later questions are not asked if one fails. Raises ``ServerFault`` as ``Client.ask`` does.
+    Later requests are not sent if one fails. Raises ``ServerFault`` as ``Client.ask`` does.
     """
     asked: list[asyncio.Task[Answer]] = []
     hold = _Hold()
     try:
-        for i, question in enumerate(questions):
-            task = asyncio.create_task(client.ask(question, clock, hold.watch(i)))
+        for i, request in enumerate(requests):
+            task = asyncio.create_task(client.ask(request, clock, hold.watch(i)))
             task.add_done_callback(lambda done: hold.due.set() if _failed(done) or done is asked[0] else None)
             asked.append(task)
-            if i + 1 < len(questions):
+            if i + 1 < len(requests):
                 await hold.due.wait()
             if any(_failed(task) for task in asked) or asked[0].done():
                 break

@@ -12,7 +12,17 @@ from urllib.parse import urlsplit
 from kvsim import machine
 from kvsim.engines.live.address import Address, is_loopback
 from kvsim.engines.live.client import Answer, Client, ServerFault
-from kvsim.engines.live.load import PASSING, Limits, Staircase, climb, fault_of, fitted, probes, questions_of, round_of
+from kvsim.engines.live.load import (
+    PASSING,
+    Limits,
+    Staircase,
+    climb,
+    completion_requests,
+    fault_of,
+    fitted,
+    probes,
+    round_of,
+)
 from kvsim.engines.live.load_runs import LoadJournal, LoadRequest, LoadRun, RunSamples, samples_of
 from kvsim.engines.live.prompts import Vocabulary
 from kvsim.engines.live.served import LiveServer
@@ -133,8 +143,8 @@ class LoadMeasurement:
         rng = named_rng(len(self.runs), "server calibration prompts")
         for attempt in range(_FAULTS):
             before = machine.processor_time()
-            questions = questions_of(stairs, vocabulary, client.api, rng)
-            answers = await climb(client, questions, time.monotonic())
+            requests = completion_requests(stairs, vocabulary, client.api, rng)
+            answers = await climb(client, requests, time.monotonic())
             fault = fault_of(answers, stairs)
             if fault is None:
                 busy = is_busy(self.server, before, machine.processor_time())

@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import PlainSerializer, PlainValidator
 
-from kvsim.engines.live.client import Answer, Question
+from kvsim.engines.live.client import Answer, CompletionRequest
 from kvsim.scenario.content import content_of
 from workloads import Request, named_rng
 from workloads.request import SOURCES
@@ -88,7 +88,7 @@ class Prompt:
     mark: float | None = None
     """What tells the request from others in llama-server's log: its ``mirostat_tau``, of no effect without mirostat."""
 
-    def question(self, request: Request) -> Question:
+    def completion_request(self, request: Request) -> CompletionRequest:
         """What the server is asked."""
         own: dict[str, float | bool | None] = {
             "n_keep": request.n_keep,
@@ -97,7 +97,7 @@ class Prompt:
         }
         own["mirostat_tau"] = self.mark
         params = {key: value for key, value in own.items() if value is not None}
-        return Question(self.said, request.output_tokens, self.answer, params)
+        return CompletionRequest(self.said, request.output_tokens, self.answer, params)
 
 
 class Prompts:

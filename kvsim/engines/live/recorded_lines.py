@@ -58,7 +58,7 @@ def latencies(exchanges: Sequence[Exchange]) -> Record:
 
 def _sent(exchange: Exchange) -> SentRequest:
     request, prompt, answer = exchange.request, exchange.prompt, exchange.answer
-    params = {k: v for k, v in prompt.question(request).params.items() if k != "mirostat_tau"}
+    params = {k: v for k, v in prompt.completion_request(request).params.items() if k != "mirostat_tau"}
     return SentRequest(
         id=request.id,
         prompt=prompt.said,

@@ -148,7 +148,7 @@ class _Sending:
 
     async def _ask(self, request: Request, due_s: float, after: int | None) -> Exchange:
         prompt = self._prompts.of(request)
-        answer = await self._client.ask(prompt.question(request), self._clock)
+        answer = await self._client.ask(prompt.completion_request(request), self._clock)
         self._prompts.answered(request, answer)
         exchange = Exchange(request, prompt, answer, due_s, after)
         self._on_end(exchange)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kvsim.engines.live.client import Answer, Client, Question, ServerFault
+from kvsim.engines.live.client import Answer, Client, CompletionRequest, ServerFault
 from kvsim.engines.live.prompts import WORDS, Vocabulary
 from kvsim.engines.live.settings import ServerSettings
 
@@ -21,7 +21,7 @@ _FEW, _MANY = 40, 80
 
 
 async def find_vocabulary(client: Client, settings: ServerSettings) -> Vocabulary:
-    """Find out what to draw prompts from, by asking the server a few short questions.
+    """Find out what to draw prompts from, by asking the server for a few short completions.
 
     No id is sent that may be outside of the vocabulary, unless the server has a tokenizer: vLLM without one
     (``--skip-tokenizer-init``) does not check ids, and would fail. Raises ``ServerFault`` if neither ids nor text are
@@ -37,7 +37,7 @@ async def find_vocabulary(client: Client, settings: ServerSettings) -> Vocabular
     else:
         tried = []
     for ids in (*tried, _SAFE):
-        answer = await client.ask(Question((ids.stop - 1, ids.start, ids.start + 1, ids.start + 2), 1))
+        answer = await client.ask(CompletionRequest((ids.stop - 1, ids.start, ids.start + 1, ids.start + 2), 1))
         if answer.error is None:
             return Vocabulary(ids)
         if answer.timed_out:
@@ -89,4 +89,4 @@ async def _words(client: Client, refusal: str) -> Vocabulary:
 
 
 async def _asked(client: Client, words: int) -> Answer:
-    return await client.ask(Question("".join(WORDS[:words]), 1))
+    return await client.ask(CompletionRequest("".join(WORDS[:words]), 1))

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kvsim.engines.live.client import Client, Question
+from kvsim.engines.live.client import Client, CompletionRequest
 from kvsim.engines.live.settings import ask_counters, ask_settings
 from tests.real_engine.vllm_server.conftest import BLOCK_SIZE, BLOCKS
 from tests.real_engine.vllm_server.model import CONTEXT, VOCABULARY
@@ -40,7 +40,7 @@ def test_it_says_what_it_is(server):
 
 def test_tokens_are_counted_and_come_one_after_the_other(server):
     before = ask_counters(server.address)
-    questions = [Question(prompt(f"counted {i}", 20 + 90 * i), 3 + 7 * i) for i in range(6)]
+    questions = [CompletionRequest(prompt(f"counted {i}", 20 + 90 * i), 3 + 7 * i) for i in range(6)]
     answers = ask(server, *questions)
     for question, answer in zip(questions, answers, strict=True):
         assert (answer.error, answer.status) == (None, 200)
@@ -56,7 +56,7 @@ def test_tokens_are_counted_and_come_one_after_the_other(server):
 
 
 def test_what_the_cache_held_is_told(server):
-    question = Question(prompt("cached", 3 * BLOCK_SIZE + 5), 2)
+    question = CompletionRequest(prompt("cached", 3 * BLOCK_SIZE + 5), 2)
     (first,), (second,) = ask(server, question), ask(server, question)
     assert first.cached_tokens == 0
     assert second.cached_tokens == 3 * BLOCK_SIZE
@@ -64,12 +64,14 @@ def test_what_the_cache_held_is_told(server):
 
 
 def test_text_has_a_token_for_each_word(server):
-    (answer,) = ask(server, Question("w5 w6 w7", 4))
+    (answer,) = ask(server, CompletionRequest("w5 w6 w7", 4))
     assert (answer.prompt_tokens, answer.output_tokens, len(answer.token_s)) == (3, 4, 4)
 
 
 def test_a_prompt_that_is_too_long_is_refused_and_the_server_goes_on(server):
-    refused, answered = ask(server, Question(prompt("long", CONTEXT + 1), 1), Question(prompt("short", 9), 1))
+    refused, answered = ask(
+        server, CompletionRequest(prompt("long", CONTEXT + 1), 1), CompletionRequest(prompt("short", 9), 1)
+    )
     assert refused.status == 400
     assert refused.error.startswith("HTTP 400: ")
     assert str(CONTEXT) in refused.error

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from kvsim.engines.live.address import address_of
-from kvsim.engines.live.client import Client, Question
+from kvsim.engines.live.client import Client, CompletionRequest
 from kvsim.engines.live.settings import ask_counters, ask_settings
 from tests.kvsim.engines.observing.servers import observing
 from tests.real_engine.vllm_server.conftest import BLOCK_SIZE
@@ -20,8 +20,8 @@ def tokens(counters):
 
 
 def test_token_ids_are_counted_as_in_vllms_usage(server, tmp_path):
-    questions = [Question(prompt("observed", 50 + 40 * i), 4 + 3 * i) for i in range(4)]
-    questions.append(Question(questions[-1].prompt[: 3 * BLOCK_SIZE + 7], 2))
+    questions = [CompletionRequest(prompt("observed", 50 + 40 * i), 4 + 3 * i) for i in range(4)]
+    questions.append(CompletionRequest(questions[-1].prompt[: 3 * BLOCK_SIZE + 7], 2))
 
     async def ask(url):
         async with Client(address_of(url), "openai", server.model) as client:

@@ -1,4 +1,4 @@
-"""What a recommendation was asked: the traffic, the service level, the memory, the model and the machine."""
+"""What every answer of ``kvsim recommend`` says: what was asked (traffic, service level, memory, model, machine)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question(ABC):
-    """The question that a recommendation answers."""
+class Advice(ABC):
+    """An answer, with what was asked."""
 
     scenario: Scenario
     """The workload at the load asked about, and all keys that are not searched."""
