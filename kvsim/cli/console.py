@@ -28,7 +28,7 @@ def console() -> Console:
 
 
 def print_report(report: Report) -> None:
-    """Print a report: its basis, title, text and tables, and then the conclusions."""
+    """Print a report: its basis, title and conclusions, and then text and tables."""
     draw_report(console(), report)
 
 
@@ -37,6 +37,7 @@ def draw_report(on: Console, report: Report) -> None:
     said: set[str] = set()
     _print_lines(on, report.basis)
     _print_lines(on, filter(None, [report.title]), "bold")
+    _print_lines(on, report.conclusions, "bold")
     _print_lines(on, report.about)
     for section in report.sections:
         _print_lines(on, section.text)
@@ -49,7 +50,6 @@ def draw_report(on: Console, report: Report) -> None:
             lines = [line for line in text.splitlines() if not (line.startswith("#   ") and line in said)]
             said.update(lines)
             _print_lines(on, (f"   {line}" for line in lines if line))
-    _print_lines(on, report.conclusions, "bold")
     _print_lines(on, report.warnings)
 
 
