@@ -1,8 +1,9 @@
-"""The lines of recordings: as those of llama-server, and as those of vLLM."""
+"""The lines of recordings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,20 +28,18 @@ def llama_server_records(
 
 
 def openai_records(exchanges: Sequence[Exchange], meta: Mapping[str, Any]) -> list[Record]:
-    """A recording of a server that speaks OpenAI's protocol; times in milliseconds."""
-    ordered = sorted(exchanges, key=lambda exchange: exchange.request.id)
-    wall_s = max((exchange.answer.done_s for exchange in ordered), default=0.0)
-    answers = [exchange.answer for exchange in ordered if exchange.answer.error is None]
+    """A recording of a server that speaks OpenAI's protocol."""
+    wall_s = max((exchange.answer.done_s for exchange in exchanges), default=0.0)
+    answers = [exchange.answer for exchange in exchanges if exchange.answer.error is None]
     output = sum(answer.output_tokens for answer in answers)
-    summary: Record = {"n_requests": len(ordered), "wall_s": round(wall_s, 3)}
+    summary: Record = {"n_requests": len(exchanges), "wall_s": round(wall_s, 3)}
     if wall_s > 0:
         summary |= {
             "requests_per_s": round(len(answers) / wall_s, 4),
             "output_tokens_per_s": round(output / wall_s, 2),
         }
     summary["output_tokens"] = output
-    summary |= latencies(exchanges)
-    return [{"type": "meta", **meta, **summary}, *map(_openai_request, ordered)]
+    return recording_without_log(map(_sent_by_pieces, exchanges), {**meta, **summary, **latencies(exchanges)})
 
 
 def latencies(exchanges: Sequence[Exchange]) -> Record:
@@ -81,33 +80,19 @@ def _sent(exchange: Exchange) -> SentRequest:
     )
 
 
-def _openai_request(exchange: Exchange) -> Record:
+def _sent_by_pieces(exchange: Exchange) -> SentRequest:
+    """A request whose prompt is told by its pieces, and with what other servers than llama-server say."""
     request, answer = exchange.request, exchange.answer
-    record: Record = {
-        "type": "request",
-        "r": request.id,
-        "prompt": [_segment(piece) for piece in exchange.prompt.pieces],
-    }
-    record["n_prompt"] = request.prompt_tokens if answer.prompt_tokens is None else answer.prompt_tokens
-    record |= {"n_out": request.output_tokens, "due": _ms(exchange.due_s), "sent": _ms(answer.sent_s)}
-    if answer.token_s:
-        record["first"] = _ms(answer.token_s[0])
-    record["end"] = _ms(answer.token_s[-1] if answer.token_s and answer.error is None else answer.done_s)
-    if answer.cached_tokens is not None:
-        record["hit"] = answer.cached_tokens
-    record["tok"] = [_ms(t) for t in answer.token_s]
-    if exchange.after is not None:
-        record |= {"after": exchange.after, "think": _ms(request.think_s)}
-    if exchange.error is not None:
-        record |= {"error": exchange.error, "status": answer.status or 0}
-    return record
+    return replace(
+        _sent(exchange),
+        pieces=[_segment(piece) for piece in exchange.prompt.pieces],
+        prompt_tokens=request.prompt_tokens if answer.prompt_tokens is None else answer.prompt_tokens,
+        result=None if answer.cached_tokens is None else {"cache_n": answer.cached_tokens},
+        error=exchange.error,
+    )
 
 
-def _segment(piece: Piece) -> list[int | str]:
-    """A piece as recordings of vLLM have it: answers are named by their request."""
+def _segment(piece: Piece) -> tuple[int | str, int, int]:
+    """A piece as recordings have it: answers are named by their request."""
     source, start, n = piece
-    return [f"out:{source - SOURCES}" if SOURCES <= source < 2 * SOURCES else source, start, n]
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * _MS, 3)
+    return f"out:{source - SOURCES}" if SOURCES <= source < 2 * SOURCES else source, start, n

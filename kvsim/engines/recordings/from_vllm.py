@@ -1,4 +1,4 @@
-"""Recordings of a vLLM server with its steps (``{"type": "meta", "vllm": ...}``): times in milliseconds."""
+"""Recordings of vLLM, with its steps where it wrote them itself: its times are in milliseconds."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ _WAITS = ("mode", "async_scheduling")
 
 def read_vllm(path: Path, header: Record, records: Sequence[Record]) -> SteppedServer:
     """Read such a recording. Raises ``UserError``, ``ValueError`` and ``KeyError`` if it is none."""
+    records = [_as_vllm(record) for record in records]
     requests = [record for record in records if record["type"] == "request"]
     engine, assumed = completed(header)
     version = str(header.get("vllm") or PRESENT["vLLM"].version)
@@ -98,6 +99,31 @@ def read_vllm(path: Path, header: Record, records: Sequence[Record]) -> SteppedS
         settings=" ".join(map(str, header.get("flags", ()))) or str(header.get("group", "its defaults")),
         assumed=(*header.get("assumed", ()), *assumed),
     )
+
+
+def _as_vllm(record: Record) -> Record:
+    """A request that ``kvsim record --url`` wrote, in seconds, as recordings of vLLM have it; others as they are."""
+    if "send_s" not in record:
+        return record
+    times = {
+        key: 1e3 * record[name]
+        for key, name in {"due": "at", "sent": "send_s", "end": "done_s"}.items()
+        if name in record
+    }
+    tokens = [1e3 * at for at in record["token_s"]]
+    found = {"type": "request", "r": record["id"], "prompt": record["prompt"], **times, "tok": tokens}
+    found |= {"n_prompt": record["prompt_tokens"], "n_out": record["n_predict"]}
+    if tokens:
+        found["first"] = tokens[0]
+    if "error" in record:
+        found["error"] = record["error"]
+    elif tokens:
+        found["end"] = tokens[-1]
+    if "cache_n" in record.get("result", {}):
+        found["hit"] = record["result"]["cache_n"]
+    if "after" in record:
+        found |= {"after": record["after"], "think": 1e3 * record["think"]}
+    return found
 
 
 def completed(header: Record) -> tuple[Record, tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,12 @@ class SentRequest:
 
     id: int
     prompt: Sequence[int] | str
-    """Token ids. Of texts only the empty one, which has no tokens whatever the model."""
+    """Token ids; text only with ``pieces``, or if it is empty and has no tokens whatever the model."""
     n_predict: int
+    pieces: Sequence[tuple[int | str, int, int]] | None = None
+    """The texts that the prompt consists of, by name; None: its tokens say it."""
+    prompt_tokens: int | None = None
+    """As the server counted them; None: as many as there are ids."""
     answer: int | None = None
     """The token that the answer consists of, where the request forced one."""
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -84,13 +88,13 @@ def recording(log: ServerLog, requests: Sequence[SentRequest], meta: Mapping[str
 
 
 def recording_without_log(
-    requests: Sequence[SentRequest], meta: Mapping[str, Any], task_of: Mapping[int, int] | None = None
+    requests: Iterable[SentRequest], meta: Mapping[str, Any], task_of: Mapping[int, int] | None = None
 ) -> list[Record]:
     """The records of what a client sent and saw alone; ``task_of``: the log's task of each request, where known."""
     records: list[Record] = [{"type": "meta", "format": _FORMAT, **meta}]
     ordered = sorted(requests, key=lambda r: r.id)
     for request in ordered:
-        if request.prompt:
+        if request.prompt and request.pieces is None:
             records.append({"type": "source", "name": _source(request), "tokens": list(request.prompt)})
     return records + [_request(request, (task_of or {}).get(request.id)) for request in ordered]
 
@@ -101,17 +105,19 @@ def _source(request: SentRequest) -> str:
 
 def _request(request: SentRequest, task: int | None) -> Record:
     """The line of a request."""
-    if isinstance(request.prompt, str) and request.prompt:
-        raise UserError(f"request {request.id}: its prompt is text; token ids are expected")
-    n = len(request.prompt)
+    n, pieces = len(request.prompt), request.pieces
+    if pieces is None:
+        if isinstance(request.prompt, str) and n:
+            raise UserError(f"request {request.id}: its prompt is text; token ids are expected")
+        pieces = [(_source(request), 0, n)] if n else []
     record: Record = {"type": "request", "id": request.id, "group": request.group}
     if request.after is None:
         record["at"] = request.send_s if request.due_s is None else request.due_s
     else:
         record |= {"after": request.after, "think": request.think_s}
     record |= {
-        "prompt": [[_source(request), 0, n]] if n else [],
-        "prompt_tokens": n,
+        "prompt": [list(piece) for piece in pieces],
+        "prompt_tokens": n if request.prompt_tokens is None else request.prompt_tokens,
         "n_predict": request.n_predict,
         "answer": request.answer,
         "params": dict(request.params),

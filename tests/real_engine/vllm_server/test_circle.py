@@ -50,9 +50,9 @@ def test_record_writes_every_token_that_vllm_counted(server, tmp_path):
         meta, *requests = map(json.loads, lines)
     engine = meta["engine"]
     assert (engine["max_model_len"], engine["block_size"], engine["num_blocks"]) == (CONTEXT, BLOCK_SIZE, BLOCKS)
-    tokens = sum(request["n_prompt"] + request["n_out"] for request in requests)
+    tokens = sum(request["prompt_tokens"] + request["n_predict"] for request in requests)
     assert meta["tokens"] == {"counted": tokens, "ours": tokens}
-    assert all(len(request["tok"]) == request["n_out"] for request in requests)
+    assert all(len(request["token_s"]) == request["n_predict"] for request in requests)
 
 
 def test_validate_asks_twice_and_compares(profile, server, tmp_path):

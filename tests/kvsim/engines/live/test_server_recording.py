@@ -14,6 +14,7 @@ from kvsim.engines.live import server_recording
 from kvsim.engines.live.address import Address
 from kvsim.engines.live.recorded_meta import Asking
 from kvsim.engines.live.server_recording import record_server
+from kvsim.engines.recordings.reading import read_recording
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from tests.kvsim.engines.live.fake_server import BUILD, CONTEXT, SLOTS, FakeServer, fake_server
@@ -103,15 +104,21 @@ def test_a_recording_of_vllm(tmp_path):
     assert (meta["vllm"], meta["engine"]["block_size"], meta["engine"]["num_blocks"]) == ("0.32.0", 16, 256)
     assert meta["tokens"]["counted"] == meta["tokens"]["ours"]
     requests = requests_of(done.path)
-    assert [r["r"] for r in requests] == list(range(12))
+    assert [r["id"] for r in requests] == list(range(12))
     for r in requests:
-        assert sum(n for _, _, n in r["prompt"]) == r["n_prompt"]
-        assert r["due"] <= r["sent"] <= r["first"] <= r["end"] == r["tok"][-1]
-        assert len(r["tok"]) == r["n_out"] == 3
+        assert sum(n for _, _, n in r["prompt"]) == r["prompt_tokens"]
+        assert r.get("at", 0.0) <= r["send_s"] <= r["token_s"][0] <= r["token_s"][-1] <= r["done_s"]
+        assert len(r["token_s"]) == r["n_predict"] == 3
         if "after" in r:
             assert [f"out:{r['after']}", 0, 3] in r["prompt"]
-            assert r["hit"] == requests[r["after"]]["n_prompt"] + 2
+            assert r["result"]["cache_n"] == requests[r["after"]]["prompt_tokens"] + 2
     assert sum("after" in r for r in requests) == 8
+    read = read_recording(done.path)
+    assert [request.id for request in read.requests] == [str(r["id"]) for r in requests]
+    first, last = ([(r.first_token_s, r.last_token_s) for r in read.requests][i] for i in (0, -1))
+    assert first == pytest.approx((requests[0]["token_s"][0], requests[0]["token_s"][-1]))
+    assert last == pytest.approx((requests[-1]["token_s"][0], requests[-1]["token_s"][-1]))
+    assert read.clients.after == {r["id"]: ((r["after"],), r["think"]) for r in requests if "after" in r}
 
 
 def test_prompts_of_text_are_said_to_be_text(tmp_path):
@@ -119,7 +126,7 @@ def test_prompts_of_text_are_said_to_be_text(tmp_path):
         done = recorded(server, tmp_path / "a.jsonl")
     assert done.text
     assert lines(done.path)[0]["prompts"] == "text"
-    assert [r["n_prompt"] for r in requests_of(done.path)] == [12] * 8
+    assert [r["prompt_tokens"] for r in requests_of(done.path)] == [12] * 8
 
 
 def test_flags_that_were_given_are_in_the_file(tmp_path):
