@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -34,41 +33,65 @@ def _bar(counts: str, clock: Literal["elapsed", "remaining"]) -> Progress | None
     return Progress(*columns, console=console, transient=True, auto_refresh=False)
 
 
-class _Lines:
-    """Says when the next line of progress is due where there is no terminal: after 5 s, then every 10 s."""
+class _Progress:
+    """A bar on a terminal; elsewhere a line on standard error after 5 s, then every 10 s. A context manager."""
 
-    def __init__(self) -> None:
-        self.began = time.perf_counter()
-        self._due_s = self.began + _FIRST_LINE_S
+    def __init__(self, title: str, counts: str, clock: Literal["elapsed", "remaining"]):
+        self.title = title
+        self._began = time.perf_counter()
+        self._due_s = self._began + _FIRST_LINE_S
+        self._bar = _bar(counts, clock)
+        self._task: TaskID | None = None
+        self._shown = self._began
+        self._live = False
 
-    def due(self, now: float) -> bool:
+    def _line_due(self, now: float) -> bool:
         """Whether a line is due; if so, the next one is due later."""
         if now < self._due_s:
             return False
         self._due_s = now + _LINE_EVERY_S
         return True
 
+    def _print(self, now: float, said: str) -> None:
+        print(f"{self.title}: {said} after {now - self._began:.0f} s", file=sys.stderr, flush=True)
 
-class RunProgress:
+    def _update(self, now: float, done: int, total: int | None, detail: str, *, refresh: bool) -> None:
+        """Show this on the bar."""
+        assert self._bar is not None
+        assert self._task is not None
+        if not self._live:
+            self._bar.start()
+            self._live = True
+        self._shown = now if refresh else self._shown
+        self._bar.update(
+            self._task, description=self.title, completed=done, total=total, detail=detail, refresh=refresh
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None and self._live:
+            self._bar.stop()
+
+
+class RunProgress(_Progress):
     """Shows the requests done, the simulated time and the speed, or the share of the work that is done.
 
-    Use as a context manager; pass the object itself as a run's ``progress``.
+    Pass the object itself as a run's ``progress``.
     """
 
     def __init__(self, title: str, total: int | None = None):
         """``total``: requests of all runs, where that is known."""
-        self.title = title
-        self._total = total
-        self._lines = _Lines()
-        self._began = self._shown = time.perf_counter()
         of = "" if total is None else "/{task.total:,.0f}"
-        self._bar = _bar(f"{{task.completed:,.0f}}{of} {{task.fields[detail]}}", "elapsed")
+        super().__init__(title, f"{{task.completed:,.0f}}{of} {{task.fields[detail]}}", "elapsed")
+        self._total = total
+        self._run_began = self._began
         self._task = self._bar.add_task(title, total=total, detail="") if self._bar else None
-        self._live = False
 
     def begin(self, title: str, total: int | None = None) -> None:
         """Start the count and the clock of the next run."""
-        self.title, self._began = title, time.perf_counter()
+        self.title, self._run_began = title, time.perf_counter()
         self._total = self._total if total is None else total
 
     def __call__(self, done: int, simulated_s: float) -> None:
@@ -76,86 +99,47 @@ class RunProgress:
         now = time.perf_counter()
         # Called at the end of every request, so text is only made when it is shown.
         if self._bar is None:
-            if self._lines.due(now):
+            if self._line_due(now):
                 of = "" if self._total is None else f" of {self._total:,}"
                 self._print(now, f"{done:,}{of} requests, {simulated_s:,.1f} s simulated")
         elif self._due(now):
-            speed = done / max(now - self._began, 1e-9)
-            self._show(now, done, f"requests, {simulated_s:,.1f} s simulated, {speed:,.0f} requests/s")
+            speed = done / max(now - self._run_began, 1e-9)
+            detail = f"requests, {simulated_s:,.1f} s simulated, {speed:,.0f} requests/s"
+            self._update(now, done, self._total, detail, refresh=True)
 
     def share(self, done: float) -> None:
         """Show that this share of the work, between 0 and 1, is done."""
         now = time.perf_counter()
-        if self._bar is None and self._lines.due(now):
-            self._print(now, f"{done:.0%}")
-        self._show(now, round(100 * done), "%")
-
-    def _print(self, now: float, said: str) -> None:
-        print(f"{self.title}: {said} after {now - self._lines.began:.0f} s", file=sys.stderr, flush=True)
-
-    def _show(self, now: float, done: int, detail: str) -> None:
-        if self._bar is None or self._task is None or not self._due(now):
-            return
-        if not self._live:
-            self._bar.start()
-            self._live = True
-        self._shown = now
-        self._bar.update(
-            self._task, description=self.title, completed=done, total=self._total, detail=detail, refresh=True
-        )
+        if self._bar is None:
+            if self._line_due(now):
+                self._print(now, f"{done:.0%}")
+        elif self._due(now):
+            self._update(now, round(100 * done), self._total, "%", refresh=True)
 
     def _due(self, now: float) -> bool:
         """Whether it is time to update the bar."""
         return now - self._shown >= (_EVERY_S if self._live else _AFTER_S)
 
-    def __enter__(self) -> RunProgress:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None and self._live:
-            self._bar.stop()
-
-
-class SweepBar:
+class SweepBar(_Progress):
     """Shows the runs finished and failed, and on a terminal the time left.
 
-    Use as a context manager; pass the object itself as a sweep's ``progress``.
+    Pass the object itself as a sweep's ``progress``.
     """
 
     def __init__(self, title: str):
-        self._title = title
-        self._lines = _Lines()
+        counts = "{task.completed:,.0f}/{task.total:,.0f} runs{task.fields[detail]}, left:"
+        super().__init__(title, counts, "remaining")
         self.done = self.total = 0
-        self._bar = _bar("{task.completed:,.0f}/{task.total:,.0f} runs{task.fields[detail]}, left:", "remaining")
-        self._task: TaskID | None = None
-        self._shown = -_EVERY_S
 
     def __call__(self, done: int, total: int, failed: int) -> None:
         """Show how many of the ``total`` runs planned so far are done, and how many of those failed."""
         self.done, self.total = done, total
-        said = f", {failed:,} failed" if failed else ""
-        if self._bar is None:
-            if self._lines.due(now := time.perf_counter()):
-                after = f"after {now - self._lines.began:.0f} s"
-                print(f"{self._title}: {done:,} of {total:,} runs{said} {after}", file=sys.stderr, flush=True)
-            return
-        if self._task is None:
-            # Runs of an earlier call do not count for the time that the rest takes.
-            self._task = self._bar.add_task(self._title, total=total, completed=done, detail="")
-            self._bar.start()
-        now = time.perf_counter()
-        refresh = now - self._shown >= _EVERY_S
-        self._shown = now if refresh else self._shown
-        said = f", {failed:,} failed" if failed else ""
-        self._bar.update(self._task, completed=done, total=total, detail=said, refresh=refresh)
-
-    def __enter__(self) -> SweepBar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.stop()
+        said, now = f", {failed:,} failed" if failed else "", time.perf_counter()
+        if self._bar is not None:
+            if self._task is None:
+                # Runs of an earlier call do not count for the time that the rest takes.
+                self._task = self._bar.add_task(self.title, total=total, completed=done, detail="")
+            self._update(now, done, total, said, refresh=not self._live or now - self._shown >= _EVERY_S)
+        elif self._line_due(now):
+            self._print(now, f"{done:,} of {total:,} runs{said}")

@@ -14,8 +14,8 @@ from kvsim.errors import UserError, counted
 from kvsim.installation import install_extra
 
 if TYPE_CHECKING:
+    from kvsim.engines.live.recorded_meta import Asking
     from kvsim.engines.live.served import LiveServer
-    from kvsim.engines.live.server_validation import AskedServer
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class ServerAsked:
     timeout_s: float = 60.0
     limit_s: float = 3600.0
 
-    def asked(self) -> AskedServer:
+    def asked(self) -> Asking:
         """The server, and how it is asked. Raises ``UserError``."""
         check_httpx()
         from kvsim.engines.live.address import address_of
         from kvsim.engines.live.recorded_meta import Asking
-        from kvsim.engines.live.server_validation import AskedServer
 
-        asking = Asking(
+        return Asking(
+            address_of(self.url, allow_remote=self.allow_remote),
             key=key_of(self.key_env),
             timeout_s=self.timeout_s,
             limit_s=self.limit_s,
@@ -48,7 +48,6 @@ class ServerAsked:
             log=self.log,
             resume=self.resume,
         )
-        return AskedServer(address_of(self.url, allow_remote=self.allow_remote), asking)
 
     def found(self) -> LiveServer:
         """The server, after it was asked what it is. Raises ``UserError``."""

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import print_json, warn
+from kvsim.cli.console import fail, print_json, warn
 from kvsim.cli.option_groups import ScenarioOptions
 from kvsim.cli.options import AllowRemote, Json, KeyEnv, LibraryFolder, LlamaThreads, Seed, Silence
 from kvsim.cli.progress import RunProgress
-from kvsim.cli.server_recording import record_url
 from kvsim.cli.servers import ServerAsked, refuse_options
-from kvsim.errors import UserError, no_such
+from kvsim.errors import UserError, counted, no_such
 
 if TYPE_CHECKING:
     from kvsim.engines.live.engine_recording import Recording
+    from kvsim.engines.live.server_recording import LiveRecording
+    from kvsim.scenario.scenario import Scenario
 
 RECORDED = ("llamacpp",)
 """The engines that can be recorded without a server."""
@@ -117,7 +118,7 @@ def record(
         own = {"--policy": policy is not None, "--model": model is not None}
         refuse_options(own | {"--threads": threads != 1}, "a server is recorded as it runs")
         asked = ServerAsked(url, flags, key_env, allow_remote, log=log, resume=resume, timeout_s=timeout, limit_s=limit)
-        record_url(ScenarioOptions(engine, seed=seed, requests=requests).load(), asked, out, as_json=as_json)
+        _record_url(ScenarioOptions(engine, seed=seed, requests=requests).load(), asked, out, as_json=as_json)
         return
     given = {"--flags": flags is not None, "--log": log is not None, "--resume": resume}
     given |= {"--key-env": key_env is not None, "--allow-remote": allow_remote}
@@ -145,3 +146,42 @@ def _tell(done: Recording, engine: str, *, as_json: bool) -> None:
         )
     if done.divergence is not None:
         warn([f"the recording ends where llama.cpp and {done.policy} diverge: {done.divergence}"])
+
+
+def _record_url(scenario: Scenario, server: ServerAsked, out: Path | None, *, as_json: bool) -> None:
+    """Send a scenario's traffic to a server, and say what was recorded. Raises ``UserError``."""
+    asked = server.asked()
+    from kvsim.engines.live.server_recording import record_server
+
+    with RunProgress(f"recording {scenario.name} at {asked.address}", 100) as progress:
+        path = out or Path(f"{scenario.name}.jsonl.gz")
+        done = record_server(scenario, path, asked, progress=progress.share)
+    if as_json:
+        print_json(done.to_dict())
+    elif done.stopped is None:
+        _show_server(done)
+    warn(done.warnings)
+    if done.stopped is not None:
+        answered = f"the {done.ended - done.failed:,} of {counted(done.requests, 'request')} that were answered"
+        kept = f"{answered} are in {done.path}"
+        message = f"{done.stopped}; {kept}; the same command with --resume sends the others"
+        if done.interrupted:
+            raise typer.Exit(fail(message, 130))
+        raise UserError(message)
+
+
+def _show_server(done: LiveRecording) -> None:
+    """Print what was recorded."""
+    steps = "" if done.steps is None else f", and {counted(done.steps, 'step')} of its log"
+    typer.echo(f"Saved {done.path}: {counted(done.ended, 'request')} to {done.engine}{steps}.")
+    times = [f"{name[:4].upper()} {ms['p50']:,.1f} ms" for name, ms in done.latencies.items()]
+    if times:
+        typer.echo(f"{' and '.join(times)} at the median.")
+    if done.text:
+        typer.echo("Prompts were sent as text: this server takes no token ids.")
+    for line in done.assumed:
+        typer.echo(f"Assumed: {line}.")
+    if done.failed:
+        typer.echo(f"{counted(done.failed, 'request')} failed; {done.first_failure}")
+    if done.steps is not None:
+        typer.echo(f"Compare our scheduler with it: kvsim conform llama-server {done.path}")

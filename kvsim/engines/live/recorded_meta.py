@@ -24,8 +24,9 @@ from workloads import Workload
 
 @dataclass(frozen=True)
 class Asking:
-    """How a server is asked."""
+    """A server that is asked, and how."""
 
+    address: Address
     key: str | None = None
     timeout_s: float = 60.0
     """The longest silence."""
@@ -46,7 +47,6 @@ class Run:
     """A recording under way."""
 
     scenario: Scenario
-    address: Address
     path: Path
     asking: Asking
     settings: ServerSettings
@@ -86,7 +86,7 @@ def openai_meta(run: Run, assumed: Sequence[str]) -> Record:
 def _model(run: Run) -> str | None:
     """The model by the name that a profile of the server has; where it cannot be known here, by the server's own."""
     try:
-        return model_of(run.address, run.settings, None)
+        return model_of(run.asking.address, run.settings, None)
     except UserError:
         return run.settings.model
 
@@ -96,7 +96,7 @@ def _common_meta(run: Run, assumed: Sequence[str]) -> Record:
     journal = run.journal
     meta: Record = {
         "recorded": datetime.date.today().isoformat(),
-        "source": f"kvsim record --url {run.address}",
+        "source": f"kvsim record --url {run.asking.address}",
         "scenario": run.scenario.name,
         "settings": run.scenario.workload.model_dump(mode="json"),
         "seed": journal.head.seed,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kvsim.engines.live.address import Address
 from kvsim.engines.live.client import Client, ServerFault
 from kvsim.engines.live.prompts import Prompts, Vocabulary
 from kvsim.engines.live.recorded_lines import Record, latencies, llama_server_records, openai_records
@@ -72,12 +71,7 @@ class LiveRecording:
 
 
 def record_server(
-    scenario: Scenario,
-    address: Address,
-    path: str | Path,
-    asking: Asking | None = None,
-    *,
-    progress: Callable[[float], None] | None = None,
+    scenario: Scenario, path: str | Path, asking: Asking, *, progress: Callable[[float], None] | None = None
 ) -> LiveRecording:
     """Send a scenario's traffic to a server and write a recording of what was sent and what came back.
 
@@ -85,7 +79,7 @@ def record_server(
     ends early, the recording has what was gathered, and that file stays, for ``Asking.resume``. ``progress`` is told
     the share of requests that have ended. Raises ``UserError`` where nothing could be gathered.
     """
-    path, asking = Path(path), asking or Asking()
+    path, address = Path(path), asking.address
     check_target(path)
     if asking.log is not None and not asking.log.is_file():
         raise UserError(f"{asking.log}: there is no such log")
@@ -95,8 +89,8 @@ def record_server(
     if asking.flags is not None and settings.api == "llama-server":
         _check(asking.flags, settings)
     workload = scenario.build_workload()
-    journal = _journal(scenario, address, path.with_name(path.name + ".part"), asking, settings, workload)
-    run = Run(scenario, address, path, asking, settings, workload, journal)
+    journal = _journal(scenario, path.with_name(path.name + ".part"), asking, settings, workload)
+    run = Run(scenario, path, asking, settings, workload, journal)
     _send(run, progress)
     if not any(exchange.answer.error is None for exchange in journal.exchanges):
         return _nothing(run)
@@ -106,8 +100,8 @@ def record_server(
     return done
 
 
-def _client(address: Address, asking: Asking, settings: ServerSettings) -> Client:
-    return Client(address, settings.api, settings.model, key=asking.key, timeout_s=asking.timeout_s)
+def _client(asking: Asking, settings: ServerSettings) -> Client:
+    return Client(asking.address, settings.api, settings.model, key=asking.key, timeout_s=asking.timeout_s)
 
 
 def _check(flags: tuple[str, ...], settings: ServerSettings) -> None:
@@ -119,19 +113,19 @@ def _check(flags: tuple[str, ...], settings: ServerSettings) -> None:
 
 
 def _journal(
-    scenario: Scenario, address: Address, part: Path, asking: Asking, settings: ServerSettings, workload: Workload
+    scenario: Scenario, part: Path, asking: Asking, settings: ServerSettings, workload: Workload
 ) -> RecordingJournal:
     """The file that keeps what is gathered. Raises ``UserError``."""
     if asking.resume:
         engine = RecordingJournal.head_of(part).engine
         if engine != settings.engine:
-            raise UserError(f"{part}: begun with {engine}; {address} is {settings.engine}")
+            raise UserError(f"{part}: begun with {engine}; {asking.address} is {settings.engine}")
         return RecordingJournal.resume(part, workload)
     if part.exists():
         raise UserError(f"{part}: a recording was begun there; --resume goes on with it, or delete it to begin anew")
 
     async def find() -> Vocabulary:
-        async with _client(address, asking, settings) as client:
+        async with _client(asking, settings) as client:
             return await find_vocabulary(client, settings)
 
     vocabulary = asyncio.run(find())
@@ -165,11 +159,9 @@ def _send(run: Run, progress: Callable[[float], None] | None) -> None:
         if progress is not None:
             progress(len(journal.latest) / total)
 
-    before = ask_counters(run.address, key=asking.key)
+    before = ask_counters(asking.address, key=asking.key)
     try:
-        send_traffic(
-            lambda: _client(run.address, asking, run.settings), left, prompts, limit_s=asking.limit_s, on_end=note
-        )
+        send_traffic(lambda: _client(asking, run.settings), left, prompts, limit_s=asking.limit_s, on_end=note)
     except SendingStopped as stopped:
         run.stopped = stopped
         return  # What the server computed of requests that had not ended is not known.
@@ -177,9 +169,9 @@ def _send(run: Run, progress: Callable[[float], None] | None) -> None:
     after = None
     try:
         if before is not None:
-            after = ask_counters(run.address, key=asking.key)
+            after = ask_counters(asking.address, key=asking.key)
         elif not is_all:
-            ask_settings(run.address, key=asking.key)
+            ask_settings(asking.address, key=asking.key)
     except ServerFault as fault:  # It went while the last requests were on their way.
         if not is_all:
             run.stopped = SendingStopped(str(fault), journal.exchanges)
@@ -212,7 +204,9 @@ def _nothing(run: Run) -> LiveRecording:
     if run.stopped is not None:
         raise UserError(f"{run.stopped}; nothing was gathered")
     first = next(iter(run.journal.latest.values()))
-    raise UserError(f"{run.address}: none of {counted(run.workload.n_requests, 'request')} was answered: {first.error}")
+    raise UserError(
+        f"{run.asking.address}: none of {counted(run.workload.n_requests, 'request')} was answered: {first.error}"
+    )
 
 
 def _write(run: Run) -> LiveRecording:
@@ -255,15 +249,17 @@ def _warnings(run: Run) -> list[str]:
     first = min(run.journal.exchanges, key=lambda exchange: exchange.answer.sent_s)
     if first.answer.cached_tokens:
         known = f"its cache held {counted(first.answer.cached_tokens, 'token')} of the first prompt already"
-        found.append(f"{run.address}: {known}; start it anew, or take another --seed, for a run of its own")
+        found.append(f"{run.asking.address}: {known}; start it anew, or take another --seed, for a run of its own")
     if run.others is None:
         return found
     counted_now, ours = run.others["counted"], run.others["ours"]
     if counted_now < 0:
-        found.append(f"{run.address}: its counters fell: was it started anew meanwhile?")
+        found.append(f"{run.asking.address}: its counters fell: was it started anew meanwhile?")
     elif counted_now > ours + max(_SLACK_TOKENS, ours * _SLACK_SHARE):
         tokens = f"it computed {counted(counted_now, 'token')}, and {counted(ours, 'token')} were ours"
-        found.append(f"{run.address}: used by others meanwhile: {tokens}; times and cache hits are not ours alone")
+        found.append(
+            f"{run.asking.address}: used by others meanwhile: {tokens}; times and cache hits are not ours alone"
+        )
     return found
 
 

@@ -24,14 +24,6 @@ from kvsim.simulation.request_log import Progress
 
 
 @dataclass(frozen=True)
-class AskedServer:
-    """A server that is asked, and how."""
-
-    address: Address
-    asking: Asking
-
-
-@dataclass(frozen=True)
 class LiveValidation:
     """What servers took, beside what was predicted."""
 
@@ -51,7 +43,7 @@ class LiveValidation:
 
 def validate_servers(
     scenario: Scenario,
-    servers: Sequence[AskedServer],
+    servers: Sequence[Asking],
     profile: Profile | str | None,
     folder: str | Path,
     *,
@@ -79,13 +71,13 @@ def validate_servers(
             path = target / f"{_name(scenario, server.address)}.turn{turn}.jsonl.gz"
             paths.append(path)
             part = path.with_name(path.name + ".part")
-            if server.asking.resume and path.exists() and not part.exists():
+            if server.resume and path.exists() and not part.exists():
                 _check(path, scenario)
                 continue
             announce(f"turn {turn} of {turns}: {server.address}", 100)
             # Texts of its own, or a turn would find those of the one before in the server's cache.
-            asking = replace(server.asking, texts=first_texts + turn, resume=server.asking.resume and part.exists())
-            recorded = record_server(scenario, server.address, path, asking, progress=share)
+            asking = replace(server, texts=first_texts + turn, resume=server.resume and part.exists())
+            recorded = record_server(scenario, path, asking, progress=share)
             done.append(recorded)
             if recorded.interrupted:
                 raise KeyboardInterrupt
@@ -96,13 +88,13 @@ def validate_servers(
     return LiveValidation(tuple(done), compared)
 
 
-def _check_profile(profile: Profile | str | None, servers: Sequence[AskedServer]) -> None:
+def _check_profile(profile: Profile | str | None, servers: Sequence[Asking]) -> None:
     """Raises ``UserError`` if a profile is of another model than a server has, before anything is sent."""
     if profile is None:
         return
     given = load_profile(profile) if isinstance(profile, str) else profile
     for server in servers:
-        settings = ask_settings(server.address, key=server.asking.key)
+        settings = ask_settings(server.address, key=server.key)
         title = settings.model_file or settings.model or ""
         known = model_of_file(PurePath(title).name)
         # Of others it is known when they have been recorded.
@@ -110,11 +102,11 @@ def _check_profile(profile: Profile | str | None, servers: Sequence[AskedServer]
             raise UserError(f"{server.address}: serves {title}, and profile {given.name} is of {given.model}")
 
 
-def _check_folder(target: Path, scenario: Scenario, servers: Sequence[AskedServer]) -> None:
+def _check_folder(target: Path, scenario: Scenario, servers: Sequence[Asking]) -> None:
     """Raises ``UserError`` if recordings of an earlier command would be overwritten."""
     for server in servers:
         there = sorted(target.glob(f"{_name(scenario, server.address)}.turn*.jsonl.gz"))
-        if there and not server.asking.resume:
+        if there and not server.resume:
             raise UserError(f"{there[0]}: is there already; --resume takes it, or name another folder by --out")
 
 

@@ -1,11 +1,13 @@
 """What a shell offers, asked as its own completion script asks."""
 
+import inspect
 import os
 import subprocess
 import sys
 
 import pytest
 
+from kvsim.cli import completion
 from kvsim.cli.app import COMMANDS, app
 from kvsim.costs.shipped import shipped_names
 from kvsim.scenario.builtin import builtin_names
@@ -69,8 +71,10 @@ def test_values_are_offered(line, names, monkeypatch):
     assert offered(line, monkeypatch) == names
 
 
-def test_sweeps_are_offered(monkeypatch):
-    assert offered("kvsim sweep ", monkeypatch)
+def test_all_places_of_names_are_there():
+    offers = {name: offer for name, offer in vars(completion).items() if inspect.isfunction(offer) and name[0] != "_"}
+    del offers["import_module"], offers["starting"]
+    assert [name for name, offer in offers.items() if not offer("")] == []
 
 
 def options(command, path=()):

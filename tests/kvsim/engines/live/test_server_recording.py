@@ -43,7 +43,7 @@ def scenario(**workload):
 
 
 def recorded(server, path, given=None, **asking):
-    return record_server(given or scenario(), Address(server.url), path, Asking(**{"timeout_s": 5, **asking}))
+    return record_server(given or scenario(), path, Asking(Address(server.url), **{"timeout_s": 5, **asking}))
 
 
 def lines(path):

@@ -7,7 +7,7 @@ from kvsim.cli.commands.validate import app
 from kvsim.engines.live import server_validation
 from kvsim.engines.live.address import address_of
 from kvsim.engines.live.recorded_meta import Asking
-from kvsim.engines.live.server_validation import AskedServer, validate_servers
+from kvsim.engines.live.server_validation import validate_servers
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from tests.kvsim.engines.live.fake_server import fake_server
@@ -29,7 +29,7 @@ SMALL = load_scenario(
 
 
 def asked(server, **keys):
-    return AskedServer(address_of(server.url, allow_remote=False), Asking(**keys))
+    return Asking(address_of(server.url, allow_remote=False), **keys)
 
 
 def test_every_turn_asks_every_server(tmp_path):

@@ -123,10 +123,12 @@ def world(tmp_path, monkeypatch):
 def test_the_command_says_what_was_predicted_and_measured(world, port):
     done = command(*world, "--slo", "ttft_p95<30s", "--verify", fake(port), "--verify-requests", "8")
     assert done.returncode == 0
-    said = done.stdout
-    assert f"Verified place 1 on llama-server b1-fake at http://127.0.0.1:{port}: 8 requests in " in said
-    assert said.endswith("The service level was met.\n")
-    assert said.index("Saved ") < said.index("Verified ")
+    said = done.stdout.splitlines()
+    began = f"Verified place 1 on llama-server b1-fake at http://127.0.0.1:{port}: 8 requests in "
+    (verified,) = [number for number, line in enumerate(said) if line.startswith(began)]
+    assert said[verified + 1] == "The service level was met."
+    (saved,) = [number for number, line in enumerate(said) if line.startswith("Saved ")]
+    assert saved < verified
 
 
 @pytest.mark.slow
