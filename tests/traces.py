@@ -30,18 +30,6 @@ def manifest(schema):
     return {entry["file"]: entry for entry in entries if entry["schema"] == schema}
 
 
-def check_verdict(reader, entry):
-    """Check that a reader accepts or refuses a file as its manifest entry says."""
-    path = SHARED / "bad" / entry["file"]
-    if entry["strict_verdict"] == "accept":
-        assert len(list(reader(path))) == entry["expected_rows_if_accepted"]
-        return
-    with pytest.raises(WorkloadError) as fault:
-        reader(path)
-    where = f"{path}: " if entry["bad_row"] is None else f"{path}: row {entry['bad_row']}: "
-    assert message_of(fault).startswith(where)
-
-
 def lines(*rows, end="\n"):
     """Rows of text as a file's bytes."""
     return "".join(f"{row}{end}" for row in rows).encode()

@@ -36,9 +36,9 @@ def check_summary(summary):
 
 
 @pytest.mark.slow
-def test_run_prints_the_same_object_every_time(kvsim):
+def test_the_installed_program_prints_the_same_object_every_time(kvsim, within):
     command = ("run", "chat", "--policy", "paged", "--seed", "1", "--requests", "40", "--json")
-    one, two = (json.loads(succeeded(kvsim(*command))) for _ in range(2))
+    one, two = (json.loads(succeeded(run(*command))) for run in (kvsim, within))
     check_summary(one)
     assert [one[key] for key in ("scenario", "policy", "seed", "requests")] == ["chat", "paged", 1, 40]
     assert one.pop("wall_s") > 0
@@ -46,8 +46,8 @@ def test_run_prints_the_same_object_every_time(kvsim):
     assert one == two
 
 
-def test_run_prints_what_a_reader_asks_first(kvsim):
-    printed = succeeded(kvsim("run", "chat", "--policy", "paged", "--seed", "7", "--requests", "40"))
+def test_run_prints_what_a_reader_asks_first(within):
+    printed = succeeded(within("run", "chat", "--policy", "paged", "--seed", "7", "--requests", "40"))
     printed = " ".join(printed.split())
     assert "chat under paged, 2,048 cells, 8 slots, seed 7" in printed
     assert "40 of 40 requests completed, 0 failed" in printed
@@ -55,8 +55,8 @@ def test_run_prints_what_a_reader_asks_first(kvsim):
         assert word in printed
 
 
-def test_compare_as_one_object(kvsim, tmp_path):
-    compared = json.loads(succeeded(kvsim("compare", "chat", *BOTH, "--requests", "40", "--json")))
+def test_compare_as_one_object(within, tmp_path):
+    compared = json.loads(succeeded(within("compare", "chat", *BOTH, "--requests", "40", "--json")))
     assert [summary["policy"] for summary in compared["policies"]] == ["contiguous", "paged"]
     for summary in compared["policies"]:
         check_summary(summary)
@@ -65,8 +65,8 @@ def test_compare_as_one_object(kvsim, tmp_path):
 
 
 @pytest.mark.slow
-def test_compare_writes_a_picture_and_tables(kvsim, tmp_path):
-    printed = succeeded(kvsim("compare", "chat", *BOTH, "--requests", "40", "--out", "kept", "--plots"))
+def test_compare_writes_a_picture_and_tables(within, tmp_path):
+    printed = succeeded(within("compare", "chat", *BOTH, "--requests", "40", "--out", "kept", "--plots"))
     folder = tmp_path / "kept" / "chat"
     assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     compared = json.loads((folder / "comparison.json").read_text())
@@ -79,7 +79,7 @@ def test_compare_writes_a_picture_and_tables(kvsim, tmp_path):
     assert f"{len(list(folder.iterdir())) - 3} more files in kept/chat/" in printed
     for name in ("cells.png", "cells-paged.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    printed = succeeded(kvsim("compare", "chat", *BOTH, "--requests", "40", "--out", "kept"))
+    printed = succeeded(within("compare", "chat", *BOTH, "--requests", "40", "--out", "kept"))
     assert list(folder.glob("*.png")) + list(folder.glob("*.npz")) == []
     assert "in kept/chat/; --plots draws pictures too" in printed
 

@@ -35,10 +35,9 @@ def test_a_trace_can_be_studied_as_it_is(within, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_as_one_object(kvsim, tmp_path):
-    """By the installed program, which may use other processes."""
+def test_a_study_as_one_object(within, tmp_path):
     (tmp_path / "trace.jsonl").write_text(TRACE)
-    told = json.loads(succeeded(kvsim("prefix-cache", "trace.jsonl", "--requests", "2", "--json")))
+    told = json.loads(succeeded(within("prefix-cache", "trace.jsonl", "--requests", "2", "--json")))
     assert told.pop("lookups_per_s") > 0
     runs = [(run["eviction"], run["blocks"], run["hits"]) for run in told.pop("runs")]
     assert runs == [

@@ -1,6 +1,6 @@
 """Readers of traces in groups, a good file for each, and what each owes whatever bytes it is given.
 
-A reader must read a file or refuse it in one line.
+A reader must read a file or refuse it in one line that names the file, and give the same when it is read again.
 """
 
 import bz2
@@ -106,9 +106,11 @@ def feeder(path, readers):
             trace = reader(path, skip_bad_rows=bool(choice & SKIPS), keep=0.5 if choice & THINS else 1.0, **options)
             requests = list(islice(trace, 1000))
         except WorkloadError as e:
-            if len(str(e).splitlines()) != 1:
-                raise AssertionError(f"not one line: {e}") from e
+            if len(str(e).splitlines()) != 1 or not str(e).startswith(f"{path}: "):
+                raise AssertionError(f"not one line that names the file: {e}") from e
             return
+        if requests != list(islice(trace, 1000)):
+            raise AssertionError("read again, it gives other requests")
         if len(requests) != min(1000, trace.n_requests):
             raise AssertionError(f"{len(requests)} requests, {trace.n_requests} were promised")
         for before, after in pairwise(requests):

@@ -105,35 +105,6 @@ def test_the_default_agents_run(policy):
     assert summary["completed"] == summary["requests"] > 200
 
 
-def test_a_scenario_survives_its_own_file(tmp_path):
-    path = tmp_path / "copy.toml"
-    changes = {"tool_share": 0.5, "result_tokens": {"kind": "zipf", "exponent": 1.5, "max": 99}, "tool_s": 0}
-    for table in ({}, changes):
-        ours = load_scenario({"workload": {"kind": "agents", **table}})
-        assert ours.workload.count_key == "sessions"
-        path.write_text(ours.to_toml(), encoding="utf-8")
-        assert load_scenario(path).to_toml() == ours.to_toml()
-        assert list(load_scenario(path).build_workload()) == list(ours.build_workload())
-
-
-MISTAKES = {
-    "share": ({"tool_share": 1.1}, "workload.tool_share: input should be less than or equal to 1, got 1.1"),
-    "time": ({"tool_s": -1}, "workload.tool_s: input should be greater than or equal to 0, got -1"),
-    "results": ({"result_tokens": {"kind": "fixed"}}, "workload.result_tokens.value: field required"),
-    "turns": ({"turns": {"kind": "zipf", "exponent": 1, "max": 1001}}, "workload.turns: 1001 turns; at most 1000"),
-    "quantiles": ({"turns": {"kind": "empirical", "quantiles": [1, 2000]}}, "workload.turns: 2000 turns; at most"),
-    "misspelt": ({"tool_shar": 1}, "workload.tool_shar: unknown key; did you mean 'tool_share'?"),
-}
-
-
-@pytest.mark.parametrize(("table", "answer"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_answered_with_its_key_in_one_line(table, answer):
-    with pytest.raises(UserError) as fault:
-        load_scenario({"workload": {"kind": "agents", **table}})
-    (line,) = str(fault.value).splitlines()
-    assert line.startswith(f"scenario: {answer}")
-
-
 def test_sessions_have_no_tools():
     with pytest.raises(UserError, match=r"workload\.tool_share: unknown key"):
         load_scenario({"workload": {"kind": "sessions", "tool_share": 0.5}})

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvsim import UserError
-from kvsim.scenario.scenario import load_scenario
-from tests.workloads.generators.test_synthetic import STANDARD_ERRORS, agrees, digest
+from tests.workloads.generators.test_synthetic import STANDARD_ERRORS, agrees
 from workloads import Empirical, Fixed, Gamma, GivenPrompt, Lognormal, Synthetic, Zipf, named_rng, poisson_gaps
 from workloads.generators.lengths import MAX_SUPPORT, MAX_TOKENS
 
@@ -20,7 +18,6 @@ KINDS = {
     "zipf, far out": Zipf(3.0, 1000, 4000),
     "empirical": Empirical((3, 8.5, 8.5, 100)),
 }
-FEW = {"fixed", "lognormal", "zipf", "empirical"}
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -141,89 +138,3 @@ def test_what_contradicts_itself_is_refused():
             GivenPrompt(edges, tables)
     with pytest.raises(ValueError, match="said twice"):
         Synthetic(1, 9, poisson_gaps(1.0), PROMPT, GivenPrompt((5,), (PROMPT, OUTPUT)), None, 0.5)
-
-
-GIVEN = {"kind": "given-prompt", "edges": [100, 300], "tables": [{"kind": "fixed", "value": 3}] * 3}
-TABLES = {
-    "correlation": {"correlation": -0.4},
-    "closed loop": {"kind": "closed-loop", "correlation": 1},
-    "gamma": {"prompt_tokens": {"kind": "gamma", "shape": 2, "scale": 90.5, "max": 800}},
-    "zipf": {"output_tokens": {"kind": "zipf", "exponent": 1.1, "max": 400}},
-    "empirical": {"prompt_tokens": {"kind": "empirical", "quantiles": [1, 2.5, 900]}},
-    "given the prompt": {
-        "output_tokens": {**GIVEN, "tables": [GIVEN["tables"][0], {"kind": "gamma", "shape": 1, "scale": 9.0}] * 2}
-        | {"edges": [50, 100, 300]}
-    },
-}
-
-
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_a_scenario_survives_its_own_file(tmp_path, table):
-    ours, path = load_scenario({"workload": table}), tmp_path / "copy.toml"
-    path.write_text(ours.to_toml(), encoding="utf-8")
-    assert load_scenario(path).to_toml() == ours.to_toml() == load_scenario(load_scenario(path)).to_toml()
-    assert digest(load_scenario(path).build_workload()) == digest(ours.build_workload())
-
-
-MISTAKES = {
-    "correlation": ({"correlation": 1.5}, "workload.correlation: input should be less than or equal to 1, got 1.5"),
-    "twice": ({"correlation": 0.5, "output_tokens": GIVEN}, 'workload: output_tokens of kind "given-prompt" say how'),
-    "shape": (
-        {"prompt_tokens": {"kind": "gamma", "shape": 0, "scale": 1}},
-        "workload.prompt_tokens.shape: input should be greater than or equal to 0.001",
-    ),
-    "max below min": (
-        {"prompt_tokens": {"kind": "gamma", "shape": 1, "scale": 1, "min": 5, "max": 4}},
-        "workload.prompt_tokens: max (4) is below min (5)",
-    ),
-    "no max": ({"prompt_tokens": {"kind": "zipf", "exponent": 1}}, "workload.prompt_tokens.max: field required"),
-    "zipf": (
-        {"prompt_tokens": {"kind": "zipf", "exponent": 1, "min": 5, "max": 4}},
-        "workload.prompt_tokens: max (4) is below min (5)",
-    ),
-    "wide": (
-        {"prompt_tokens": {"kind": "zipf", "exponent": 1, "max": 10**7}},
-        "workload.prompt_tokens: 10000000 values from min to max; at most 1048576 are accepted",
-    ),
-    "one quantile": (
-        {"prompt_tokens": {"kind": "empirical", "quantiles": [3]}},
-        "workload.prompt_tokens.quantiles: 2 to 10000 entries are expected, got 1",
-    ),
-    "fall": (
-        {"prompt_tokens": {"kind": "empirical", "quantiles": [3, 2]}},
-        "workload.prompt_tokens.quantiles: quantiles cannot decrease; 2.0 comes after 3.0",
-    ),
-    "no tokens": (
-        {"prompt_tokens": {"kind": "empirical", "quantiles": [0, 2]}},
-        "workload.prompt_tokens.quantiles.0: input should be greater than or equal to 1",
-    ),
-    "prompt given itself": ({"prompt_tokens": GIVEN}, "workload.prompt_tokens.kind: no kind called 'given-prompt'"),
-    "of a session": (
-        {"kind": "sessions", "output_tokens": GIVEN},
-        "workload.output_tokens.kind: no kind called 'given-",
-    ),
-    "table of tables": (
-        {"output_tokens": {**GIVEN, "tables": [GIVEN] * 3, "edges": [3, 2]}},
-        "workload.output_tokens.edges: edges must increase; 2 comes after 3",
-    ),
-    "tables": ({"output_tokens": {**GIVEN, "edges": [7]}}, "workload.output_tokens: tables: 3, edges: 1; one"),
-    "in a table": (
-        {"output_tokens": {**GIVEN, "tables": [*GIVEN["tables"][:2], {"kind": "fixed", "valu": 3, "value": 1}]}},
-        "workload.output_tokens.tables.2.valu: unknown key; did you mean 'value'?",
-    ),
-    "value in a table": (
-        {"output_tokens": {**GIVEN, "tables": [*GIVEN["tables"][:2], {"kind": "fixed", "value": 0}]}},
-        "workload.output_tokens.tables.2.value: input should be greater than or equal to 1, got 0",
-    ),
-    "kind in a table": (
-        {"output_tokens": {**GIVEN, "tables": [*GIVEN["tables"][:2], {"value": 0}]}},
-        "workload.output_tokens.tables.2.kind: missing; accepted: 'fixed', 'lognormal', 'gamma', 'zipf', 'empirical'",
-    ),
-}
-
-
-@pytest.mark.parametrize(("table", "answer"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_answered_with_its_key(table, answer):
-    with pytest.raises(UserError) as fault:
-        load_scenario({"workload": table})
-    assert any(line.startswith(f"scenario: {answer}") for line in str(fault.value).splitlines())

@@ -1,7 +1,5 @@
 """Mixes: in which order requests come, what they are called, and whose texts are whose."""
 
-import subprocess
-import sys
 from collections import deque
 from itertools import pairwise
 
@@ -232,59 +230,10 @@ def test_the_number_of_requests_can_be_set_where_it_is_run(mine):
     assert '"requests": 9' in done.stdout
 
 
-def test_the_same_mix_in_every_process(mine):
-    program = (
-        "import sys; from kvsim import load; from tests.workloads.generators.test_synthetic import digest\n"
-        "print(digest(load(sys.argv[1]).build_workload()))"
-    )
-    run = subprocess.run([sys.executable, "-c", program, str(mine)], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == digest(load_scenario(mine).build_workload())
-
-
 def test_a_trace_that_is_not_there_is_named(mine):
     (mine.parent / "traces" / "day.csv").unlink()
     with pytest.raises(WorkloadError, match=r"day\.csv: no such file"):
         load_scenario(mine).build_workload()
-
-
-POISSON = {"kind": "poisson"}
-LOGNORMAL = {"kind": "lognormal", "mu": 1.0, "sigma": 1.0}
-MISTAKES = {
-    "no parts": ({}, "workload.parts: field required"),
-    "one part": ({"parts": [POISSON]}, "workload.parts: 2 to 100 entries are expected, got 1"),
-    "many parts": ({"parts": [POISSON] * 101}, "workload.parts: 2 to 100 entries are expected, got 101"),
-    "no list": ({"parts": POISSON}, "workload.parts: a list is expected, got {"),
-    "no tables": ({"parts": [POISSON, 5]}, "workload.parts.1: a table is expected, got 5"),
-    "mix": ({"parts": [POISSON, {"kind": "mix"}]}, "workload.parts.1: a mix cannot be part of a mix; name its parts"),
-    "closed loop": ({"parts": [{"kind": "closed-loop"}, POISSON]}, "workload.parts.0: a closed loop cannot be part of"),
-    "kind": (
-        {"parts": [POISSON, {"kind": "poison"}]},
-        "workload.parts.1.kind: no kind called 'poison'; did you mean 'poi",
-    ),
-    "misspelt": ({"parts": [POISSON, {"raet": 1}]}, "workload.parts.1.raet: unknown key; did you mean 'rate'?"),
-    "of another kind": ({"parts": [POISSON, {"users": 1}]}, "workload.parts.1.users: unknown key; accepted: requests,"),
-    "value": ({"parts": [POISSON, {"rate": -1}]}, "workload.parts.1.rate: input should be greater than or equal to"),
-    "length": (
-        {"parts": [POISSON, {"prompt_tokens": {**LOGNORMAL, "mu": 99}}]},
-        "workload.parts.1.prompt_tokens.mu: input should be less than or equal to 20, got 99",
-    ),
-    "length misspelt": (
-        {"parts": [POISSON, {"prompt_tokens": {**LOGNORMAL, "mxa": 99}}]},
-        "workload.parts.1.prompt_tokens.mxa: unknown key; did you mean 'max'?",
-    ),
-    "named like a kind": ({"parts": [POISSON, {"gamma": 1}]}, "workload.parts.1.gamma: unknown key; accepted: "),
-    "no path": ({"parts": [POISSON, {"kind": "azure"}]}, "workload.parts.1.path: field required"),
-    "limit": ({"parts": [POISSON] * 2, "limit": 0}, "workload.limit: input should be greater than 0, got 0"),
-    "key": ({"parts": [POISSON] * 2, "requests": 9}, "workload.requests: unknown key; accepted: kind, parts, limit"),
-}
-
-
-@pytest.mark.parametrize(("table", "answer"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_answered_with_its_key_in_one_line(table, answer):
-    with pytest.raises(UserError) as fault:
-        load_scenario({"workload": {"kind": "mix", **table}})
-    (line,) = str(fault.value).splitlines()
-    assert line.startswith(f"scenario: {answer}")
 
 
 def test_every_fault_of_every_part_has_its_line():

@@ -1,8 +1,7 @@
 """Conversations: what each prompt says, what a seed means, and when each turn is sent."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tests.worlds
-from kvsim import UserError
 from kvsim.scenario.scenario import load_scenario
 from tests.workloads.generators.test_synthetic import digest
-from tests.worlds import GivenTimes, Listed, scenario, serve
+from tests.worlds import Given, GivenTimes, Listed, scenario, serve
 from workloads import Fixed, Lognormal, Request, Segment, Sessions, answer_of, gamma_gaps, no_gaps, poisson_gaps
 from workloads.generators.sessions import MAX_TURNS
 
@@ -214,26 +212,14 @@ def test_think_times_are_exponential():
     assert np.var(times) == pytest.approx(4.0, abs=STANDARD_ERRORS * 4.0 * np.sqrt(8 / len(times)))
 
 
-@dataclass(frozen=True)
-class Given:
-    """A workload of given requests: (session, arrival, prompt tokens, output tokens, think time)."""
-
-    rows: Sequence[tuple[int | None, float, int, int, float]]
-    users: None = None
-    notes: Sequence[str] = ()
-
-    @property
-    def n_requests(self):
-        return len(self.rows)
-
-    def __iter__(self):
-        for i, (session, at, prompt, output, think_s) in enumerate(self.rows):
-            yield Request(i, at, prompt, output, think_s, session=session)
+def given_turns(*rows):
+    """A workload of requests: (session, arrival, prompt tokens, output tokens, think time)."""
+    return Given([Request(i, *times, think_s, session=of) for i, (of, *times, think_s) in enumerate(rows)])
 
 
 def story(*rows, **keys):
     """When each request arrived and ended, where each pass takes one second."""
-    recorder, jobs = serve(scenario(**keys), Given(rows))
+    recorder, jobs = serve(scenario(**keys), given_turns(*rows))
     assert len(recorder.requests.jobs) == len(rows)
     return [(jobs[i].arrival_s, jobs[i].finished_s) for i in range(len(rows))]
 
@@ -269,7 +255,7 @@ def test_sessions_that_start_together_come_in_the_order_of_the_workload():
 
 def test_after_a_failed_turn_the_user_goes_on():
     _, jobs = serve(
-        scenario(server__slot_context=16), Given([(0, 1.0, 99, 1, 0.0), (0, 1.0, 2, 1, 3.0), (1, 2.0, 2, 1, 0.0)])
+        scenario(server__slot_context=16), given_turns((0, 1.0, 99, 1, 0.0), (0, 1.0, 2, 1, 3.0), (1, 2.0, 2, 1, 0.0))
     )
     assert [jobs[i].status for i in range(3)] == ["failed", "completed", "completed"]
     assert [(jobs[i].arrival_s, jobs[i].finished_s) for i in range(3)] == [(1.0, 1.0), (4.0, 5.0), (2.0, 3.0)]
@@ -313,53 +299,6 @@ def test_the_default_sessions_are_a_hundred_short_chats():
     assert len(turns) == 100
     assert 3 < np.mean(turns) < 5
     assert {request.content[0].n for request in workload} == {200}
-
-
-def test_a_scenario_of_sessions_survives_its_own_file(tmp_path):
-    changes = {"sessions": 7, "cv": 2.0, "turns": {"kind": "fixed", "value": 3}, "max_context": 900, "think_s": 0.0}
-    path = tmp_path / "copy.toml"
-    for table in ({}, changes, {"system_prompts": 0, "user_tokens": {"kind": "lognormal", "mu": 1.0, "sigma": 0.0}}):
-        ours = load_scenario({"workload": {"kind": "sessions", **table}})
-        path.write_text(ours.to_toml(), encoding="utf-8")
-        assert load_scenario(path).to_toml() == ours.to_toml()
-        assert list(load_scenario(path).build_workload()) == list(ours.build_workload())
-
-
-def test_every_kind_says_which_key_counts_its_requests():
-    assert load_scenario({"workload": {"kind": "sessions"}}).workload.count_key == "sessions"
-    for kind in ("poisson", "gamma", "batch", "closed-loop"):
-        assert load_scenario({"workload": {"kind": kind}}).workload.count_key == "requests"
-    for kind in ("azure", "mooncake"):
-        assert load_scenario({"workload": {"kind": kind, "path": "x"}}).workload.count_key == "limit"
-
-
-LOGNORMAL = {"kind": "lognormal", "mu": 1.0, "sigma": 1.0}
-MISTAKES = {
-    "misspelt": ({"turn": 3}, "workload.turn: unknown key; did you mean 'turns'?"),
-    "of another kind": ({"requests": 3}, "workload.requests: unknown key; accepted: kind, rate, cv, sessions, "),
-    "too many turns": ({"turns": {"kind": "fixed", "value": 1001}}, "workload.turns: 1001 turns; at most 1000 are"),
-    "too long a tail": ({"turns": {**LOGNORMAL, "max": 5000}}, "workload.turns: 5000 turns; at most 1000"),
-    "too many at least": ({"turns": {**LOGNORMAL, "min": 5000}}, "workload.turns: 5000 turns; at most 1000"),
-    "no turn": ({"turns": {"kind": "fixed", "value": 0}}, "workload.turns.value: input should be greater"),
-    "in a length": (
-        {"user_tokens": {**LOGNORMAL, "mxa": 9}},
-        "workload.user_tokens.mxa: unknown key; did you mean 'max'",
-    ),
-    "kind of length": ({"system_tokens": {"kind": "zipff"}}, "workload.system_tokens.kind: no kind called 'zipff'"),
-    "number for lengths": ({"turns": 4}, "workload.turns: a table is expected, got 4"),
-    "popularity": ({"popularity": -1.0}, "workload.popularity: input should be greater than or equal to 0"),
-    "prompts": ({"system_prompts": -1}, "workload.system_prompts: input should be greater than or equal to 0"),
-    "context": ({"max_context": 1}, "workload.max_context: input should be greater than or equal to 2"),
-    "sessions": ({"sessions": 10**12}, "workload.sessions: input should be less than or equal to 10000000"),
-}
-
-
-@pytest.mark.parametrize(("table", "answer"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_answered_with_its_key_in_one_line(table, answer):
-    with pytest.raises(UserError) as fault:
-        load_scenario({"workload": {"kind": "sessions", **table}})
-    (line,) = str(fault.value).splitlines()
-    assert line.startswith(f"scenario: {answer}")
 
 
 lengths = st.one_of(st.builds(Fixed, st.integers(1, 9)), st.builds(Lognormal, st.floats(-2, 4), st.floats(0, 2)))

@@ -8,24 +8,13 @@ import pytest
 from tests.traces import SHARED, lines, message_of, needs_shared
 from workloads import BadRowError, BurstGptTrace, Request, WorkloadError
 
+READS = BurstGptTrace, "trace.csv"
 OLD = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 NEW = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
 ROWS = ("5,ChatGPT,472,18,490,Chat", "45,GPT-4,1087,230,1317,API", "45,GPT-4,1,2,3,API")
 WIDER = tuple(row.replace(",", ",,1.5,", 1) for row in ROWS)
 REQUESTS = [Request(0, 0.0, 472, 18), Request(1, 40.0, 1087, 230), Request(2, 40.0, 1, 2)]
 FAILED = "46,ChatGPT,0,0,0,Chat"
-
-
-@pytest.fixture
-def read(tmp_path):
-    """Writes a trace file and reads it."""
-
-    def write_and_read(content, name="trace.csv", **options):
-        path = tmp_path / name
-        path.write_bytes(content)
-        return BurstGptTrace(path, **options)
-
-    return write_and_read
 
 
 WAYS_TO_WRITE_IT = {

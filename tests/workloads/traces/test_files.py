@@ -6,9 +6,8 @@ import lzma
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
 
-from tests.traces import mangled, message_of
+from tests.traces import message_of
 from workloads import AzureTrace, MooncakeTrace, WorkloadError
 from workloads.traces.files import open_bytes
 
@@ -106,19 +105,3 @@ def test_a_dictionary_that_would_fill_the_memory_is_refused(write):
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 2**28}]
     with pytest.raises(WorkloadError, match=r"damaged xz data \(Memory usage limit exceeded\)"):
         AzureTrace(write(lzma.compress(TEXT, filters=filters)))
-
-
-@settings(deadline=None)
-@given(content=mangled(*(pack(TEXT[:400]) for pack in PACK.values())))
-def test_any_bytes_are_unpacked_or_refused(tmp_path_factory, content):
-    path = tmp_path_factory.getbasetemp() / "any-packed"
-    path.write_bytes(content)
-    message = ""
-    try:
-        with open_bytes(path) as binary:
-            binary.read()
-    except WorkloadError as e:
-        message = str(e)
-    if message:
-        assert message.startswith(f"{path}: ")
-        assert len(message.splitlines()) == 1

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 
-from tests.traces import SHARED, lines, mangled, message_of, needs_shared, outcome
+from tests.traces import SHARED, lines, mangled, manifest, message_of, needs_shared, outcome
 from tests.workloads.traces import (
     test_azure,
     test_burstgpt,
@@ -17,7 +17,6 @@ from tests.workloads.traces import (
     test_recorded,
     test_weka,
 )
-from tests.workloads.traces.test_every_reader import ENTRIES
 from tests.worlds import command
 from workloads import KINDS, Columns, WorkloadError, open_trace, sniff
 
@@ -183,7 +182,11 @@ def test_bad_rows_can_be_skipped_of_traces_only():
     )
 
 
-@pytest.mark.slow
+SCHEMAS = {"azure": "azure", "burstgpt1": "burstgpt", "burstgpt3": "burstgpt", "mooncake": "mooncake"}
+SCHEMAS |= {"ragpulse": "ragpulse"}
+ENTRIES = {name: (SCHEMAS[schema], entry) for schema in SCHEMAS for name, entry in manifest(schema).items()}
+
+
 @needs_shared
 @pytest.mark.parametrize(("kind", "entry"), ENTRIES.values(), ids=ENTRIES)
 def test_every_malformed_file_through_the_command_line(write, kind, entry):

@@ -13,6 +13,8 @@ from kvsim.scenario.scenario import load_scenario
 from tests.traces import SHARED, message_of, needs_shared
 from workloads import MooncakeTrace, Request, Segment, WorkloadError
 
+READS = MooncakeTrace, "trace.jsonl"
+
 
 def row(timestamp=0, input_length=700, output_length=9, hash_ids=(5, 6), **others):
     keys = {"timestamp": timestamp, "input_length": input_length, "output_length": output_length}
@@ -36,18 +38,6 @@ REQUESTS = [
 ]
 
 
-@pytest.fixture
-def read(tmp_path):
-    """Writes a trace file and reads it."""
-
-    def write_and_read(content, name="trace.jsonl", **options):
-        path = tmp_path / name
-        path.write_bytes(content)
-        return MooncakeTrace(path, **options)
-
-    return write_and_read
-
-
 WAYS_TO_WRITE_IT = {
     "plain": lines(*ROWS),
     "gzip": gzip.compress(lines(*ROWS)),
@@ -69,10 +59,6 @@ def test_the_same_requests_however_they_are_written(read, content):
     assert list(trace) == list(trace) == REQUESTS
     assert trace.n_requests == 4
     assert trace.users is None
-
-
-def test_gzip_named_gz(read):
-    assert list(read(gzip.compress(lines(*ROWS)), "trace.jsonl.gz")) == REQUESTS
 
 
 def test_the_content_covers_the_prompt(read):

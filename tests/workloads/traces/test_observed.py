@@ -26,6 +26,7 @@ from tests.worlds import command, scenario, serve
 from workloads import BadRowError, Mix, ObservedTrace, Segment, WorkloadError, answer_of
 from workloads.traces import observed_texts
 
+READS = ObservedTrace, "mine.jsonl"
 FIXTURE = DATA / "observed.jsonl.gz"
 """``file_of(talks(3, sessions=12))``, compressed."""
 
@@ -39,18 +40,6 @@ NEXT = Call(5.0, 6.5, ASKED.whole + said(3, 20), said(4, 40))
 LAST = Call(9.0, 9.5, NEXT.whole + said(5, 5), said(6, 1))
 TALK = (ASKED, NEXT, LAST)
 ROWS = (header(), *(request(call, n) for n, call in enumerate(TALK)))
-
-
-@pytest.fixture
-def read(tmp_path):
-    """Writes a file and reads it."""
-
-    def write_and_read(content, name="mine.jsonl", **options):
-        path = tmp_path / name
-        path.write_bytes(content)
-        return ObservedTrace(path, **options)
-
-    return write_and_read
 
 
 # What prompts share

@@ -10,6 +10,7 @@ from policies import Content
 from tests.traces import SHARED, lines, message_of, needs_shared
 from workloads import BadRowError, RagPulseTrace, Request, WorkloadError
 
+READS = RagPulseTrace, "0_trace.jsonl"
 WEEK = 604_800
 COMPONENTS = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
 FILES = {
@@ -28,18 +29,6 @@ def row(timestamp="0", input_length=200, output_length=9, texts=((1,), (2, 1), (
 
 
 ROWS = (row(), row("3", 130, 1, ((1,), (2,), (), (), (9,))), row("3.5", 50, 2, ((), (), (), (), ())))
-
-
-@pytest.fixture
-def read(tmp_path):
-    """Writes a trace file and reads it."""
-
-    def write_and_read(content, name="0_trace.jsonl", **options):
-        path = tmp_path / name
-        path.write_bytes(content)
-        return RagPulseTrace(path, **options)
-
-    return write_and_read
 
 
 @pytest.fixture

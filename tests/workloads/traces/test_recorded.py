@@ -9,6 +9,8 @@ from kvsim.scenario.scenario import load_scenario
 from tests.traces import message_of
 from workloads import RecordedTrace, Request, Segment, WorkloadError
 
+READS = RecordedTrace, "server.jsonl"
+
 
 def row(arrival=0.0, prompt=(("p0", 0, 40),), output=2, **others):
     keys = {"kind": "request", "id": "a", "arrival_s": arrival, "prompt": [list(s) for s in prompt]}
@@ -27,16 +29,6 @@ REQUESTS = [
 
 def lines(*rows):
     return "".join(text + "\n" for text in rows).encode()
-
-
-@pytest.fixture
-def read(tmp_path):
-    def write_and_read(content, **options):
-        path = tmp_path / "server.jsonl"
-        path.write_bytes(content)
-        return RecordedTrace(path, **options)
-
-    return write_and_read
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])

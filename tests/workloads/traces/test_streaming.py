@@ -3,7 +3,6 @@
 import gzip
 import tracemalloc
 from collections import deque
-from dataclasses import fields
 from itertools import product
 
 import numpy as np
@@ -12,13 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.traces import SHARED, needs_shared
+from tests.workloads.generators.test_sessions import sessions_of
 from tests.workloads.traces.test_azure import HEADER, WAYS_TO_WRITE_IT
 from workloads import (
     AzureTrace,
     Columns,
     Fixed,
     MooncakeTrace,
-    Sessions,
     Synthetic,
     TableTrace,
     WorkloadError,
@@ -326,29 +325,11 @@ def test_a_table_to_be_sorted_takes_some_bytes_a_row(tmp_path):
     assert peak(read) < 200 * n
 
 
-def sessions_of(**changes):
-    """Sessions with simple defaults and some changes."""
-    usual = {
-        "seed": 1,
-        "sessions": 20_000,
-        "gaps": poisson_gaps(1.0),
-        "turns": Fixed(3),
-        "system_prompts": 1,
-        "system_tokens": Fixed(9),
-        "popularity": 1.0,
-        "user_tokens": Fixed(9),
-        "output_tokens": Fixed(9),
-        "think_s": 1.0,
-    }
-    assert {*usual, "max_context", "tools", "users", "n_requests"} == {field.name for field in fields(Sessions)}
-    return Sessions(**{**usual, **changes})
-
-
 GENERATED = {
     "synthetic": lambda: Synthetic(1, 50_000, poisson_gaps(1.0), Fixed(3), Fixed(3)),
-    "sessions": sessions_of,
+    "sessions": lambda: sessions_of(sessions=20_000, turns=Fixed(3)),
     "long sessions": lambda: sessions_of(sessions=300, turns=Fixed(300)),
-    "cut sessions": lambda: sessions_of(max_context=40),
+    "cut sessions": lambda: sessions_of(sessions=20_000, max_context=300),
 }
 
 

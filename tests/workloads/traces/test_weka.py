@@ -12,6 +12,8 @@ from tests.traces import SHARED, lines, message_of, needs_shared
 from tests.worlds import GivenTimes, scenario, serve
 from workloads import BadRowError, Segment, WekaTrace, WorkloadError, named_rng
 
+READS = WekaTrace, "trace.jsonl"
+
 
 def call(t=0.0, prompt=130, output=3, hash_ids=(1, 2), **others):
     return {"t": t, "type": "n", "in": prompt, "out": output, "hash_ids": list(hash_ids), **others}
@@ -26,18 +28,6 @@ def agent(t, *requests):
 
 
 TURNS = (call(api_time=1.5), call(4.0, 200, 9, (1, 2, 3), think_time=2.0), call(9.5, 64, 1, (1,), api_time=None))
-
-
-@pytest.fixture
-def read(tmp_path):
-    """Writes a trace file and reads it."""
-
-    def write_and_read(content, name="trace.jsonl", **options):
-        path = tmp_path / name
-        path.write_bytes(content)
-        return WekaTrace(path, **options)
-
-    return write_and_read
 
 
 def starts(n, seed=0, rate=0.01):
