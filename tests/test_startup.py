@@ -4,6 +4,7 @@ Times are not asserted here; ``python -m benchmarks.startup`` measures them.
 """
 
 import ast
+import json
 
 import pytest
 
@@ -14,7 +15,7 @@ from kvsim.cli.app import COMMANDS, app
 from kvsim.cli.commands import record
 from kvsim.cli.lazy import LazyCommand
 from tests.paths import ROOT
-from tests.worlds import loaded_by
+from tests.worlds import python
 
 SLOW = {"pandas", "scipy", "matplotlib", "seaborn", "joblib", "jinja2", "tokenizers", "gguf", "sqlite3", "real_engine"}
 """Packages that a command loads only if it uses them; each takes from 20 ms to a second."""
@@ -22,43 +23,66 @@ SIMULATION = {"simpy", "kvsim.simulation", "kvsim.experiments", "kvsim.engines",
 SIMULATION |= {"kvsim.reports.style", "kvsim.reports.page"}
 SECTIONS = {"numpy", "policies", "workloads", "kvsim.scenario.scenario"}
 
-LIGHT = {
-    "--help": SLOW | SIMULATION | SECTIONS,
-    "--version": SLOW | SIMULATION | SECTIONS | {"rich"},
-    "questions": SLOW | SIMULATION | SECTIONS | {"rich"},
-    "questions slow": SLOW | SIMULATION | SECTIONS | {"rich"},
-    **{f"{command} --help": SLOW | SIMULATION | SECTIONS for command in COMMANDS},
-    "workload fit --help": SLOW | SIMULATION | SECTIONS,
-    "workload list": SLOW | SIMULATION | SECTIONS,
-    "workload show azure-conv": SLOW | SIMULATION | SECTIONS,
-    "scenario list": SLOW | SIMULATION | SECTIONS,
-    "scenario show identical": SLOW
-    | SIMULATION
-    | {"rich", "kvsim.costs.profile", "policies.layouts.unified", "workloads.traces.azure"},
-    "policies": SLOW | SIMULATION | {"workloads", "kvsim.scenario.scenario", "policies.layouts.unified"},
-    "policies paged": SLOW | SIMULATION | {"workloads", "kvsim.scenario.scenario", "policies.layouts.unified"},
-    "plan --list": SLOW | SIMULATION | SECTIONS,
-    "plan --model llama-3.1-8b --memory 80GB": SLOW | SIMULATION | SECTIONS,
-    "run identical": SLOW | {"rich.progress", "kvsim.experiments", "kvsim.engines", "kvsim.costs.fitting"},
-    "run identical --json": SLOW | {"rich", "kvsim.experiments", "kvsim.engines", "kvsim.costs.fitting"},
-}
-"""Commands, and what each must not load."""
+NOTHING = SLOW | SIMULATION | SECTIONS
+RUN = SLOW | {"kvsim.experiments", "kvsim.engines", "kvsim.costs.fitting"}
+LIGHT = [
+    (["--version", "questions", "questions slow"], NOTHING | {"rich"}),
+    (
+        [
+            *("--help", *(f"{command} --help" for command in COMMANDS), "workload fit --help"),
+            *("workload list", "workload show azure-conv", "scenario list"),
+            *("plan --list", "plan --model llama-3.1-8b --memory 80GB"),
+        ],
+        NOTHING,
+    ),
+    (
+        ["scenario show identical"],
+        SLOW | SIMULATION | {"rich", "kvsim.costs.profile", "policies.layouts.unified", "workloads.traces.azure"},
+    ),
+    (
+        ["policies", "policies paged"],
+        SLOW | SIMULATION | {"workloads", "kvsim.scenario.scenario", "policies.layouts.unified"},
+    ),
+    (["run identical"], RUN | {"rich.progress"}),
+    (["run identical --json"], RUN | {"rich"}),
+]
+"""Commands, and what none of them must load."""
+TELL = """
+import io, json, sys
+from contextlib import redirect_stdout, suppress
+told = {}
+for command in COMMANDS:
+    sys.argv = ["kvsim", *command.split()]
+    with redirect_stdout(io.StringIO()), suppress(SystemExit):
+        from kvsim.cli.app import main
+        main()
+    told[command] = [*sys.modules]
+print(json.dumps(told))
+"""
 
 
-def modules_of(command, folder):
-    """The modules that a command loads."""
-    return loaded_by(f"sys.argv = ['kvsim', *{command.split()!r}]\nfrom kvsim.__main__ import main\nmain()", folder)
+def modules_of(commands, folder):
+    """The modules that are loaded when each of some commands has run, one after the other in a new process."""
+    done = python("-c", f"COMMANDS = {commands!r}\n{TELL}", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return {command: set(modules) for command, modules in json.loads(done.stdout).items()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", LIGHT)
-def test_a_light_command_does_not_load_what_it_does_not_use(command, tmp_path):
-    assert modules_of(command, tmp_path) & LIGHT[command] == set()
+@pytest.mark.parametrize(("commands", "slow"), LIGHT, ids=lambda given: given[0] if isinstance(given, list) else "")
+def test_light_commands_do_not_load_what_they_do_not_use(commands, slow, tmp_path):
+    for command, modules in modules_of(commands, tmp_path).items():
+        assert modules & slow == set(), command
 
 
 def test_what_a_command_loads_is_seen(tmp_path):
     """The control: a command that needs the simulation loads it."""
-    assert modules_of("run identical", tmp_path) >= {"kvsim.simulation.run", "simpy", "rich", "numpy"}
+    assert modules_of(["run identical"], tmp_path)["run identical"] >= {
+        "kvsim.simulation.run",
+        "simpy",
+        "rich",
+        "numpy",
+    }
 
 
 # The commands

@@ -200,32 +200,37 @@ def stepped_recordings():
     }
 
 
-@pytest.fixture
-def files(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     """A folder with what the commands read."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plugins, "_files", {})
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "mine.py").write_text(
-        next(block for block in blocks("add-a-policy.md", "python") if "(Policy)" in block)
-    )
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "mine.py").write_text(next(block for block in blocks("add-a-policy.md", "python") if "(Policy)" in block))
     texts = {"small": SMALL, "device": DEVICE, "copies": COPIES, "sessions": SESSIONS, "sweep": SWEEP, "few": FEW}
     for name, text in texts.items():
-        (tmp_path / f"{name}.toml").write_text(text)
+        (folder / f"{name}.toml").write_text(text)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    (tmp_path / "port").write_text(str(port))
-    (tmp_path / "serve").write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} --port {port} "$@"\n')
-    (tmp_path / "serve").chmod(0o755)
-    (tmp_path / "server.jsonl").write_text(text_of(recorded()))
+    (folder / "port").write_text(str(port))
+    (folder / "serve").write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} --port {port} "$@"\n')
+    (folder / "serve").chmod(0o755)
+    (folder / "server.jsonl").write_text(text_of(recorded()))
     for name, lines in stepped_recordings().items():
-        write(tmp_path / f"{name}.jsonl", lines)
-    write_tables(tmp_path / "tables")
+        write(folder / f"{name}.jsonl", lines)
+    write_tables(folder / "tables")
     records = [*ERA_A[:2], ERA_A[2] | {"head": 11}]
-    (tmp_path / "other.jsonl").write_text("\n".join(json.dumps(record) for record in records))
-    write(tmp_path / "late.jsonl", late(0.0098))
-    return tmp_path
+    (folder / "other.jsonl").write_text("\n".join(json.dumps(record) for record in records))
+    write(folder / "late.jsonl", late(0.0098))
+    return folder
+
+
+@pytest.fixture
+def files(made, monkeypatch):
+    """That folder to be in; what was loaded from files is forgotten afterwards."""
+    monkeypatch.chdir(made)
+    monkeypatch.setattr(plugins, "_files", {})
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return made
 
 
 @pytest.mark.slow

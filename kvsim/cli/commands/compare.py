@@ -38,9 +38,10 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run one scenario under several policies (by default what engines do, and ours) and compare."""
+    from kvsim.experiments.comparison import choose
     from kvsim.experiments.comparison import compare as compare_policies
     from kvsim.experiments.measures import share_of_requests
-    from kvsim.simulation.run import profile_of
+    from kvsim.simulation.run import build_policy, profile_of
     from policies import in_group
 
     plots = plots and not as_json  # There is no folder for them.
@@ -49,7 +50,8 @@ def compare(
     load_plugins(plugin)
     loaded = of.load()
     total = (len(policy) if policy else len(in_group(chosen))) * loaded.build_workload().n_requests * replications
-    profile_of(loaded)  # Raises before a folder is made.
+    profile_of(loaded)  # This and the next raise before a folder is made.
+    choose(policy, in_group(chosen), lambda one: build_policy(loaded, one))
     if not as_json:
         writable(out / loaded.name)
     with RunProgress(loaded.name, total) as progress:

@@ -99,7 +99,7 @@ class InterruptedClock(DriftingClock):
         return super().work(seconds)
 
 
-def test_an_interrupt_keeps_what_was_measured(tmp_path):
+def test_an_interrupt_keeps_what_was_measured(drifting, tmp_path):
     path = tmp_path / "j.part"
     with pytest.raises(KeyboardInterrupt):
         calibrated(clock=InterruptedClock(13.0), journal=path)
@@ -109,7 +109,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path):
     kept = sum(piece.items for piece in pieces)
     again = calibrated(clock=DriftingClock(), journal=path)
     assert again.resumed == kept > 20
-    assert again.rounds > calibrated(clock=DriftingClock()).rounds
+    assert again.rounds > drifting.rounds
     # It went on where it was: no trial has had its turn twice more than another.
     turns = {
         (i, each.trial, each.at_s)

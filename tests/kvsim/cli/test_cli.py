@@ -89,6 +89,7 @@ MISTAKES = {
     "negative rate": (("compare", "negative.toml"), "negative.toml: workload.rate: "),
     "trace with a NaN": (("run", "nan.toml"), "nan.csv: row 2: ContextTokens 'NaN' "),
     "missing trace": (("run", "lost.toml"), "lost.csv: no such file"),
+    "missing trace, compared": (("compare", "lost.toml", *BOTH), "lost.csv: no such file"),
     "missing file": (("run", "none.toml"), "none.toml: no such file, and not a built-in scenario"),
     "missing file, shown": (("scenario", "show", "none.toml"), "none.toml: no such file"),
     "unknown policy": (("compare", "--policy", "paged", "--policy", "magic"), "no policy called 'magic'; there are "),
@@ -126,6 +127,7 @@ def give(folder, files):
 def test_a_mistake_is_answered_in_one_line(within, tmp_path, command, answer):
     give(tmp_path, GIVEN_FILES)
     assert answer in complaint(within(*command))
+    assert {path.name for path in tmp_path.iterdir()} == set(GIVEN_FILES), "nothing is left behind"
 
 
 def test_the_installed_program_answers_a_mistake_in_the_same_way(kvsim, tmp_path):
@@ -381,12 +383,6 @@ def test_columns_are_for_tables_only(within, tmp_path):
     assert refused == "trace.csv: --columns and --time are for tables; a trace of kind azure has columns of its own"
     slo = ("--slo", "ttft_p95<1s")
     assert "for a trace given by --trace only" in complaint(within("recommend", "--scenario", "chat", *slo, *NAMED))
-
-
-def test_what_cannot_be_compared_leaves_no_folder(within, tmp_path):
-    give(tmp_path, GIVEN_FILES)
-    assert "lost.csv: no such file" in complaint(within("compare", "lost.toml", *BOTH))
-    assert {path.name for path in tmp_path.iterdir()} == set(GIVEN_FILES)
 
 
 def test_a_scenario_that_is_shown_loads_again(within, tmp_path):

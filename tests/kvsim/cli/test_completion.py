@@ -1,9 +1,6 @@
 """What a shell offers, asked as its own completion script asks."""
 
 import inspect
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -12,8 +9,7 @@ from kvsim.cli.app import COMMANDS, app
 from kvsim.costs.shipped import shipped_names
 from kvsim.scenario.builtin import builtin_names
 from policies import available
-from tests.paths import ROOT
-from tests.worlds import command
+from tests.worlds import command, python
 
 
 def offered(line, monkeypatch):
@@ -98,11 +94,5 @@ def test_whatever_has_names_offers_them():
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_that_a_shell_reads(shell, monkeypatch):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
-    done = subprocess.run(
-        [sys.executable, "-m", "kvsim", "--show-completion", shell],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    done = python("-m", "kvsim", "--show-completion", shell)
     assert f"_KVSIM_COMPLETE=complete_{shell}" in done.stdout

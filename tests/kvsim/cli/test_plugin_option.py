@@ -1,17 +1,14 @@
 """Policies of one's own on the command line: from a file, from a package that is broken, and with faults in them."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 
 from policies import plugins
 from tests.docs.pages import blocks
-from tests.paths import ROOT
 from tests.policies.invariants.subjects import FakeEntryPoint
-from tests.worlds import command
+from tests.worlds import command, python
 
 PAGE = next(block for block in blocks("add-a-policy.md", "python") if "(Policy)" in block)
 
@@ -23,14 +20,6 @@ def files(tmp_path, monkeypatch):
     monkeypatch.setattr(plugins, "_files", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "mine.py").write_text(PAGE)
-
-
-def alone(*arguments):
-    """Run the command in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "kvsim", *arguments], capture_output=True, text=True, env=environment, check=False
-    )
 
 
 def test_a_file_serves_run_and_policies():
@@ -69,7 +58,7 @@ policies = ["lowest-cell", "paged"]
 def test_a_file_serves_a_sweep_in_other_processes(tmp_path):
     (tmp_path / "small.toml").write_text(SWEEP)
     arguments = ["sweep", "small.toml", "--requests", "20", "--plugin", "mine.py", "--json", "--workers"]
-    there = alone(*arguments, "2")
+    there = python("-m", "kvsim", *arguments, "2", folder=tmp_path)
     assert there.returncode == 0, there.stderr
     here = command(*arguments, "1", "--out", "here.sqlite")
     one, other = (json.loads(done.stdout) for done in (there, here))
@@ -152,13 +141,9 @@ def test_workers_do_not_say_again_what_is_left_out(tmp_path):
     (told / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (told / "entry_points.txt").write_text("[kvsim.policies]\nbroken = no_such_module:Policy\n")
     (tmp_path / "small.toml").write_text(SWEEP.replace("lowest-cell", "contiguous"))
-    done = subprocess.run(
-        [sys.executable, "-m", "kvsim", "sweep", "small.toml", "--requests", "20", "--workers", "2", "--json"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "site")])},
-        check=True,
-    )
+    asked = ("sweep", "small.toml", "--requests", "20", "--workers", "2", "--json")
+    done = python("-m", "kvsim", *asked, folder=tmp_path, path=[tmp_path / "site"])
+    assert done.returncode == 0
     assert done.stderr.splitlines() == [
         "warning: plug-in 'broken' of broken 1.0 is left out: "
         "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"

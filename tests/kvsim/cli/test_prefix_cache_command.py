@@ -108,21 +108,13 @@ TRACE_MISTAKES = {
 }
 
 
-def complain_of_a_trace(within, tmp_path, name):
-    (tmp_path / "odd.jsonl").write_text("odd\n")
-    (tmp_path / "short.toml").write_text('[workload]\nprompt_tokens = {kind = "fixed", value = 15}\n')
-    return complaint(within("prefix-cache", name))
-
-
 @pytest.mark.parametrize(("name", "answer"), TRACE_MISTAKES.values(), ids=TRACE_MISTAKES)
 def test_what_cannot_be_studied_is_answered_in_one_line(within, tmp_path, name, answer):
-    assert complain_of_a_trace(within, tmp_path, name).startswith(answer)
-
-
-@pytest.mark.parametrize("name", ["odd.jsonl", "lost.jsonl", "short.toml"])
-def test_what_cannot_be_studied_leaves_no_folder(within, tmp_path, name):
-    complain_of_a_trace(within, tmp_path, name)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["odd.jsonl", "short.toml"]
+    given = {"odd.jsonl": "odd\n", "short.toml": '[workload]\nprompt_tokens = {kind = "fixed", value = 15}\n'}
+    for file, text in given.items():
+        (tmp_path / file).write_text(text)
+    assert complaint(within("prefix-cache", name)).startswith(answer)
+    assert {path.name for path in tmp_path.iterdir()} == set(given), "nothing is left behind"
 
 
 def test_a_trace_may_have_a_name_that_no_folder_can_have(within, tmp_path):

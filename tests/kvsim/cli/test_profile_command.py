@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.kvsim.calibration.published.layer_table_files import write_tables
+from tests.kvsim.cli.answers import complaint
 from tests.worlds import command
 
 pytestmark = pytest.mark.slow
@@ -18,13 +19,6 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setenv("KVSIM_PROFILES", str(tmp_path / "profiles"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "profiles"
-
-
-def complaint(finished):
-    assert finished.returncode == 2
-    assert finished.stdout == ""
-    (line,) = finished.stderr.splitlines()
-    return line
 
 
 def test_profiles_are_listed_and_shown(own):

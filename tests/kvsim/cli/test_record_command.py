@@ -5,6 +5,7 @@ import json
 import pytest
 
 import kvsim.cli.servers as servers
+from tests.kvsim.cli.answers import complaint
 from tests.kvsim.engines.live.fake_server import fake_server
 from tests.worlds import command
 
@@ -88,10 +89,7 @@ def test_a_limit(small):
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(small, arguments, says):
-    done = command("record", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert says in complaint(command("record", *arguments))
 
 
 def test_a_missing_package_is_named_with_what_to_type(small, monkeypatch):

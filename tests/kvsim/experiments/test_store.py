@@ -2,14 +2,13 @@
 
 import os
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 
 import pytest
 
 from kvsim.errors import UserError
 from kvsim.experiments.store import FORMAT, Row, Store, SweepPosition, Timing
+from tests.worlds import python
 
 
 def row(digest="a", number=0, **keys):
@@ -73,7 +72,7 @@ def test_every_commit_reaches_the_disk(path):
 def test_two_sweeps_cannot_share_a_file(path):
     with Store(path):
         code = f"from kvsim.experiments.store import Store; Store({str(path)!r})"
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        other = python("-c", code)
         answer = "in use by another sweep or another program; wait for it, or name another with --out"
         assert answer in other.stderr.splitlines()[-1]
         assert complaint(path) == answer

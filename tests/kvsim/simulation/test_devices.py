@@ -21,7 +21,7 @@ def crowded(**changes):
 @pytest.mark.parametrize("scheduler", ["vllm", "llama-server", "static"])
 @pytest.mark.parametrize("policy", ["vllm", "ring", "growing", "full-compaction", "contiguous", "chunked"])
 def test_steps_taken_together_on_a_device_are_those_placed_chunk_by_chunk(policy, scheduler):
-    scenario = crowded(server__scheduler=scheduler, server__slots=16, server__async_scheduling=False)
+    scenario = crowded(workload__requests=16, server__scheduler=scheduler, server__async_scheduling=False)
     together, alone = summaries(scenario, policy)
     assert together == alone
     assert together["completed"] > 0

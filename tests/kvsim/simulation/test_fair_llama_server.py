@@ -1,10 +1,8 @@
 """llama-server with fairer rules, step by step beside the server's own."""
 
 import pytest
-from hypothesis import given, settings
 
 from kvsim.scenario.scenario import load_scenario
-from tests.kvsim.simulation.random_runs import outcome, scenarios
 from tests.kvsim.simulation.stories import each, says, tell
 from tests.worlds import scenario
 
@@ -138,11 +136,3 @@ def test_its_flags_are_those_of_todays_server():
     )
     assert fair.context_cells == todays.context_cells == 1536
     assert (fair.n_batch, fair.n_ubatch) == (todays.n_batch, todays.n_ubatch) == (1000, 512)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama.cpp-b6975", "streams", "contiguous", "paged"])
-@settings(max_examples=12, deadline=None)
-@given(scenario=scenarios(schedulers=("llama-server-fair",)))
-def test_steps_taken_together_are_those_placed_chunk_by_chunk(name, scenario):
-    assert outcome(scenario, name) == outcome(scenario, name, most_steps=0)

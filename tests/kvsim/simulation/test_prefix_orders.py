@@ -10,7 +10,6 @@ from kvsim.simulation.job import Job
 from kvsim.simulation.schedulers.queues import DepthFirstQueue, FcfsQueue, LongestPrefixQueue, depth_first
 from policies import CacheConfig, Chunk, Content, SequencePlan, available
 from policies.content import NOTHING
-from tests.kvsim.simulation.random_runs import outcome
 from tests.kvsim.simulation.stories import each, says, tell
 from tests.worlds import scenario
 
@@ -191,32 +190,3 @@ def test_a_preempted_request_is_ordered_like_all_others():
     queue.remove(back)
     assert list(queue) == [cached, fresh]
     assert len(queue) == 2
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("name", ["radix-tree", "paged"])
-@pytest.mark.parametrize("order", ["longest-prefix", "depth-first"])
-def test_steps_taken_together_are_those_taken_one_by_one(order, name, asynchronous):
-    """Requests wait behind slots that are all taken, and behind a cache that is full."""
-    world = scenario(
-        workload__kind="agents",
-        workload__sessions=20,
-        workload__rate=1e6,
-        workload__system_prompts=3,
-        workload__system_tokens={"kind": "fixed", "value": 60},
-        workload__output_tokens={"kind": "lognormal", "mu": 3.4, "sigma": 0.6, "min": 1, "max": 80},
-        workload__max_context=220,
-        server__scheduler="vllm",
-        server__order=order,
-        server__async_scheduling=asynchronous,
-        server__slots=6,
-        server__n_batch=64,
-        server__slot_context=240,
-        cache__cells=400,
-        cache__block_size=4,
-    )
-    together = outcome(world, name, detail="cache")
-    assert outcome(world, name, most_steps=1, detail="cache") == together
-    assert outcome(world, name, most_steps=0, detail="cache") == together
-    counts = together[0]
-    assert counts["preemptions"] > 0

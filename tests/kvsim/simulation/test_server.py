@@ -51,20 +51,6 @@ def test_an_idle_server_sleeps_until_the_next_arrival():
     assert jobs[1].started_s == 100.0
 
 
-def test_a_prompt_that_fills_a_slot_is_refused_with_the_sizes():
-    recorder, jobs = serve(scenario(server__slot_context=16), Listed([(0.0, 16, 1), (0.0, 15, 1)]))
-    assert jobs[0].status == "failed"
-    assert "16 prompt tokens, 16 in a slot" in jobs[0].error
-    assert jobs[1].status == "completed"
-    assert recorder.failed_allocations == 0
-
-
-def test_generation_ends_when_the_slot_is_full():
-    _, jobs = serve(scenario(server__slot_context=16), Listed([(0.0, 14, 99)]))
-    assert jobs[0].truncated
-    assert jobs[0].generated == 2, "position 14 holds the first; the second ends it, one cell early"
-
-
 def test_out_of_cells_halves_the_batch_until_it_fits():
     """Holes of 8 and 4 cells: of ten prompt tokens, in batches of up to 16, 8 go in at once, then the other 2."""
     world = scenario(cache__cells=16, server__slots=1, server__slot_context=16)

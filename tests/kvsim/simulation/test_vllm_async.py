@@ -127,27 +127,6 @@ def test_nothing_waits_for_a_request_that_is_cancelled():
     assert scheduler.compose(1.0) == ()
 
 
-@pytest.mark.parametrize("name", ["vllm", "paged-window", "contiguous"])
-@pytest.mark.parametrize("eviction", ["lru", "sieve"])
-def test_steps_taken_together_are_those_taken_one_by_one(name, eviction):
-    world = load_scenario(
-        "chat",
-        workload__requests=40,
-        workload__rate=40.0,
-        server__scheduler="vllm",
-        server__async_scheduling=True,
-        server__slots=12,
-        cache__cells=1200,
-        cache__window=64,
-        cache__eviction=eviction,
-    )
-    together = outcome(world, name, detail="requests")
-    assert outcome(world, name, most_steps=1, detail="requests") == together
-    assert outcome(world, name, most_steps=0, detail="requests") == together
-    counts = together[0]
-    assert (counts["preemptions"] > 0) == (name != "paged-window")
-
-
 @pytest.mark.parametrize("name", ["h2o", "streaming-llm"])
 def test_what_has_ended_evicts_nothing_while_no_step_asks_for_room(name):
     """Whether or not others could be rows then: its blocks are given back all at once, in their order."""
@@ -179,7 +158,7 @@ def asked(monkeypatch, most_steps):
 
 
 def test_most_steps_are_taken_together(monkeypatch):
-    """The control of the test above."""
+    """The control of tests that compare steps that are taken together with single ones."""
     together, passes = asked(monkeypatch, 1 << 62)
     assert together < passes / 5
     assert asked(monkeypatch, 1)[0] >= passes

@@ -1,13 +1,11 @@
 """Parquet files whose page headers promise more than the file holds, and honest files of every form beside them."""
 
-import subprocess
-import sys
 from inspect import signature
-from pathlib import Path
 
 import pytest
 
 from tests.traces import SHARED, message_of
+from tests.worlds import python
 from workloads import Columns, TableTrace, WorkloadError
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
@@ -110,14 +108,7 @@ def refusal(path, columns=NAMED):
 
 def report(path):
     """What a new process says of a file, and the most memory that it held, in MB."""
-    run = subprocess.run(
-        [sys.executable, "-c", READ_AND_REPORT, str(path), *NAMED],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[3],
-    )
-    said, peak = run.stdout.splitlines()
+    said, peak = python("-c", READ_AND_REPORT, path, *NAMED).stdout.splitlines()
     return said, int(peak) / 1024
 
 

@@ -13,6 +13,7 @@ from kvsim.model.engine_shapes import SHAPES
 from real_engine import Transformer, footprint
 from real_engine.footprint import SetUp, activations, measure
 from tests.gguf_files import SMOLLM2_MISSING, Small
+from tests.kvsim.cli.answers import complaint
 from tests.worlds import command
 
 MB = 1_000_000
@@ -33,14 +34,6 @@ def steps(report):
     """The measured parts before and after each remedy."""
     measured = [f.measured for f in report.footprints.values()]
     return dict(zip(REPORTED, pairwise(measured), strict=True))
-
-
-def complaint(*arguments):
-    """The one line that answers a mistake."""
-    ended = command(*arguments)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    (line,) = ended.stderr.splitlines()
-    return line.removeprefix("kvsim: ")
 
 
 @pytest.mark.slow
@@ -181,12 +174,9 @@ def test_a_real_model_is_within_a_tenth_of_its_need():
     f = measure(SetUp("smollm2", weights="mapped", tokens=64))
     assert f.ratio < 1.08
     assert f.readings[-1].model_file >= f.needed.weights
-    # Now and then the kernel maps more than was read, where the file is cached in large pieces: look again then.
-    loaded = f.readings[1].model_file
-    for _ in range(3):
-        if loaded >= 0.2 * f.needed.weights:
-            loaded = measure(SetUp("smollm2", weights="mapped", tokens=64)).readings[1].model_file
-    assert loaded < 0.2 * f.needed.weights
+    # How much of the file is mapped at once is the kernel's affair; none of it may be copied into memory of our own.
+    runtime, loaded, *_ = f.readings
+    assert loaded.anonymous - runtime.anonymous < 0.2 * f.needed.weights
 
 
 @pytest.mark.slow
@@ -249,14 +239,14 @@ def test_the_table_and_the_picture(report):
 )
 def test_mistakes_are_answered_in_one_line(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert message in complaint(*QUICK, *arguments)
+    assert message in complaint(command(*QUICK, *arguments))
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unwritable_folder_is_reported_before_any_measurement(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["kvsim.advice.memory.set_ups"], "measure", None)
     (tmp_path / "file").write_text("")
-    assert "cannot write results" in complaint(*QUICK, "--out", str(tmp_path / "file"))
+    assert "cannot write results" in complaint(command(*QUICK, "--out", str(tmp_path / "file")))
 
 
 def test_unknown_types_are_refused_in_python_too():

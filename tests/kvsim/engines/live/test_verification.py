@@ -14,6 +14,7 @@ from kvsim.engines.live.prompts import Prompt
 from kvsim.engines.live.started_server import read_command
 from kvsim.engines.live.traffic import Exchange
 from kvsim.engines.live.verification import measures_of, verify
+from tests.kvsim.cli.answers import complaint
 from tests.worlds import command
 from workloads import Request
 
@@ -82,15 +83,6 @@ def test_the_recommended_server_is_started_and_sent_the_first_requests(found, po
     assert json.loads(json.dumps(done.to_dict(), allow_nan=False)) == done.to_dict()
 
 
-@pytest.mark.slow
-def test_a_bound_that_is_missed_is_told(port):
-    slow = recommend(load_scenario(WORLD), slo="e2e_mean<50ms", **ASKED)
-    done = verify(slow, read_command(fake(port, "--token-s", 0.05)), requests=4)
-    assert not done.met
-    assert [each.met for each in done.checked] == [False, True, True]
-    assert done.checked[0].measured > 0.2
-
-
 def test_a_server_that_ends_meanwhile_is_a_fault_in_one_line(found, port):
     with pytest.raises(UserError, match=r"the server ended with code 3; it said last: out of luck$"):
         verify(found, read_command(fake(port, "--ends-after", 6)), requests=12)
@@ -138,6 +130,7 @@ def test_the_exit_code_is_1_if_the_level_is_not_met(world, port):
     assert done.returncode == 1
     verification = json.loads(done.stdout)["verification"]
     assert not verification["met"]
+    assert [bound["met"] for bound in verification["bounds"]] == [False, True, True]
     assert verification["bounds"][0]["measured"] > 0.2
 
 
@@ -157,10 +150,7 @@ def test_a_fault_keeps_the_recommendation(world, port):
     ],
 )
 def test_what_cannot_be_verified_is_told_before_the_search(world, tmp_path, options, message):
-    done = command(*world, "--slo", "ttft_p95<30s", *options)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert message in complaint(command(*world, "--slo", "ttft_p95<30s", *options))
     assert not (tmp_path / "results").exists()
 
 

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
+from tests.kvsim.cli.answers import complaint
 from tests.paths import ROOT
-from tests.worlds import command
+from tests.worlds import command, python
 
 pytestmark = pytest.mark.slow
 CHAT = "/v1/chat/completions"
@@ -140,10 +141,7 @@ def test_wrong_input_is_one_line(out, tmp_path):
         ("--upstream", "http://10.0.0.1", "--out", str(out)): "--allow-remote lets kvsim contact others",
         ("--upstream", "http://127.0.0.1:9", "--out", str(out), "--rotate", "much"): "--rotate: 'much'; a size such as",
     }.items():
-        done = command("observe", "--port", "0", *words)
-        assert (done.returncode, done.stdout) == (2, "")
-        (line,) = done.stderr.splitlines()
-        assert said in line
+        assert said in complaint(command("observe", "--port", "0", *words))
 
 
 def test_a_package_that_is_missing_is_named_with_what_to_type(out, monkeypatch):
@@ -159,13 +157,7 @@ def test_a_package_that_is_missing_is_named_with_what_to_type(out, monkeypatch):
 
 
 def test_the_benchmark_measures():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.observe", "--pairs", "6", "--json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = python("-m", "benchmarks.observe", "--pairs", "6", "--json")
     rows = json.loads(done.stdout)["rows"]
     assert [(row["prompt_bytes"], row["others"]) for row in rows] == [(2000, 0), (100000, 0), (2000, 4)]
     assert all(row["low_ms"] <= row["added_ms"] <= row["high_ms"] and row["direct_ms"] > 0 for row in rows)

@@ -5,7 +5,6 @@ import pytest
 from kvsim.engines.recordings.conformance import ENGINES
 from tests.kvsim.engines.recordings import changed, check_refused, drop, lines, put, write
 from tests.vllm_async_model import record_server
-from tests.worlds import command
 
 MODELS = {
     "prefix cache": {},
@@ -98,20 +97,6 @@ def test_sets_of_requests_have_no_order(tmp_path):
     number = step(PLAIN, lambda r: len(r.get("new", ())) > 1)
     other = changed(PLAIN, number, lambda r: r["new"].reverse())
     assert ENGINES["vllm"](write(tmp_path / "other.jsonl", other)).first is None
-
-
-def test_the_command_reads_both_kinds(tmp_path):
-    files = [str(write(tmp_path / f"{at}.jsonl", records)) for at, records in enumerate((PLAIN, AHEAD))]
-    finished = command("conform", "vllm", *files)
-    assert (finished.returncode, finished.stderr) == (0, "")
-    rows = [" ".join(row.split()) for row in finished.stdout.splitlines()]
-    for at, (records, era) in enumerate(((PLAIN, "server"), (AHEAD, "server, asynchronous"))):
-        steps = sum(record["type"] == "step" for record in records)
-        assert f"{at}.jsonl a model, {era} {steps}/{steps}" in rows
-    wrong = changed(AHEAD, step(AHEAD, lambda r: r["n"]), lambda r: r.update(free=3))
-    finished = command("conform", "vllm", str(write(tmp_path / "wrong.jsonl", wrong)))
-    assert (finished.returncode, finished.stderr) == (1, "")
-    assert 'wrong.jsonl, record 12: {"step": 0' in " ".join(finished.stdout.split())
 
 
 def engine(**keys):
