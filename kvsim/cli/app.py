@@ -19,7 +19,7 @@ from kvsim.installation import NAME, described, install_extra
 
 COMMANDS = {
     "run": "Run one scenario under one policy.",
-    "compare": "Run one scenario under several policies (by default what engines do, and ours) and compare.",
+    "compare": "Compare policies on one scenario: by default those of engines, and ours.",
     "sweep": "Run many settings under several policies; an interrupted sweep continues when run again.",
     "why": "Explain why requests are slow: what each second was spent on, early against late and fast against slow.",
     "recommend": "Recommend a policy and its settings for your traffic, service level and memory, and what to type.",

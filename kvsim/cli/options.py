@@ -104,7 +104,7 @@ KeyEnv = Annotated[
     str | None,
     typer.Option("--key-env", metavar="NAME", help="With --url: the environment variable that has the server's key."),
 ]
-AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="With --url: let it be a server on another machine.")]
+AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="With --url: allow a server on another machine.")]
 Silence = Annotated[
     float, typer.Option("--timeout", help="With --url: the longest silence of the server, s.", min=0.01)
 ]

@@ -335,8 +335,8 @@ class Profile(Fit):
         """The machine. Raises ``UserError`` if the times are those of a device, which cannot be run here."""
         if self.machine is None:
             raise UserError(
-                f"profile {self.name} is of the device {self.device}, not of a machine that kvsim can measure; its "
-                "times are held against recorded servers by kvsim validate --recorded"
+                f"profile {self.name} is of the device {self.device}, not of a machine that kvsim can measure; "
+                "kvsim validate --recorded compares its times with recorded servers"
             )
         return self.machine
 

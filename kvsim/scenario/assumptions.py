@@ -34,7 +34,7 @@ def assumptions(scenario: Scenario) -> tuple[str, ...]:
     unused = unused_keys(server.scheduler, stated)
     if unused:
         names = ", ".join(f"server.{key}" for key in unused)
-        of_engines = (*of_engines, f"not looked at by the scheduler {server.scheduler}: {names}")
+        of_engines = (*of_engines, f"the scheduler {server.scheduler} ignores {names}")
     return of_engines if of_device is None else (of_device, *of_engines)
 
 

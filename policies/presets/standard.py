@@ -195,7 +195,7 @@ _HOLES = "fill-holes: the last cells fill the holes below, a limited number of r
 STANDARD = (
     Preset(
         "contiguous",
-        "contiguous slots, nothing is ever moved",
+        "one free extent for each micro-batch; nothing is ever moved",
         _RUN,
         _NONE,
         _NEVER,
@@ -206,7 +206,7 @@ STANDARD = (
     ),
     Preset(
         "fill-holes",
-        "contiguous slots; when a step finds no room, the tail fills the holes",
+        "contiguous; when a step finds no room, the last cells fill the holes below",
         _RUN,
         _HOLES,
         "on failed allocation",
@@ -217,7 +217,7 @@ STANDARD = (
     ),
     Preset(
         "full-compaction",
-        "contiguous slots; when a step finds no room, everything is packed to one end",
+        "contiguous; when a step finds no room, everything is packed to one end",
         _RUN,
         _FULL,
         "on failed allocation",
@@ -250,7 +250,7 @@ STANDARD = (
     ),
     Preset(
         "adaptive",
-        "contiguous slots; packed whenever the attention saved should outweigh the moves",
+        "contiguous; packed whenever the attention saved should outweigh the moves",
         _RUN,
         _FULL,
         "adaptive: predicted saving over a learned horizon against predicted cost; and on failed allocation",
@@ -376,7 +376,7 @@ STANDARD = (
     ),
     Preset(
         "threshold-compaction",
-        "contiguous slots; packed whenever the fragmentation ratio exceeds a threshold",
+        "contiguous; packed whenever the fragmentation ratio exceeds a threshold",
         _RUN,
         _FULL,
         "threshold on 1 - used / span; and on failed allocation",
@@ -387,7 +387,7 @@ STANDARD = (
     ),
     Preset(
         "idle-compaction",
-        "contiguous slots; packed while nothing waits or runs, a slice at a time",
+        "contiguous; packed while nothing waits or runs, a slice at a time",
         _RUN,
         _FULL,
         "idle: an arrival cuts it short between two slices",

@@ -26,17 +26,19 @@ _Model = Annotated[
     str | None,
     typer.Option(
         help="The model to measure: tiny (the default), small, smollm2 (llama.cpp's), or a GGUF file; with --url, "
-        "where the server's own cannot be read.",
+        "the server's model, if its file cannot be read.",
         autocompletion=completion.engine_models,
     ),
 ]
 _Url = Annotated[
     str | None,
-    typer.Option(help="Measure a server that runs, such as http://127.0.0.1:8080, instead; by a load of its own."),
+    typer.Option(
+        help="Instead, measure the server at this address, such as http://127.0.0.1:8080, by sending it a load."
+    ),
 ]
 _Flags = Annotated[
     str | None,
-    typer.Option(help='--url: what the server was started with, such as "-np 4 -c 4096 -fa on".'),
+    typer.Option(help='With --url: what the server was started with, such as "-np 4 -c 4096 -fa on".'),
 ]
 _Seconds = Annotated[
     float | None,
@@ -53,7 +55,7 @@ _CacheTypeV = Annotated[str | None, typer.Option(help="Storage type of values.",
 _Bound = Annotated[float | None, typer.Option(help="Save only if the median held-out error is at most this.", min=0)]
 _Force = Annotated[
     bool,
-    typer.Option(help="Save whatever the error is; what was refused before is taken as it is, not measured anew."),
+    typer.Option(help="Save the profile whatever its error is; one that was refused before is not measured anew."),
 ]
 
 
@@ -77,7 +79,7 @@ def calibrate(
 ) -> None:
     """Measure an engine on this machine, or a server that runs, and write a profile of it.
 
-    Measures until the intervals are tight or the time is over. An interrupted calibration goes on when called again.
+    Measures until the intervals are tight or the time is over. An interrupted calibration continues when run again.
     """
     if url is not None:
         from kvsim.cli.server_calibration import calibrate_url

@@ -37,8 +37,7 @@ def compare(
     plots: Plots = False,
     as_json: Json = False,
 ) -> None:
-    """Run one scenario under several policies (by default what engines do, and ours) and compare."""
-    from kvsim.experiments.comparison import choose
+    """Compare policies on one scenario: by default those of engines, and ours."""
     from kvsim.experiments.comparison import compare as compare_policies
     from kvsim.experiments.measures import share_of_requests
     from kvsim.simulation.run import build_policy, profile_of

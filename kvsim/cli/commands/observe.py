@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False)
 _Upstream = Annotated[
     str, typer.Option(metavar="URL", help="The server that requests are passed on to: http://127.0.0.1:8080.")
 ]
-_Out = Annotated[Path, typer.Option(metavar="FILE.jsonl", help="The file to write; a run is added to what it has.")]
+_Out = Annotated[Path, typer.Option(metavar="FILE.jsonl", help="The file to write; what it already has stays.")]
 _Rotate = Annotated[
     str, typer.Option(metavar="SIZE", help="When the file has this size, it becomes FILE.1.jsonl and so on.")
 ]
@@ -30,11 +30,11 @@ _SaltFile = Annotated[
     typer.Option(
         metavar="FILE",
         help="Keep the secret of the hashes in this file (made if missing), so that prompts of several runs can be "
-        "compared. Who has it and FILE.jsonl can test guesses of a prompt.",
+        "compared. Anyone with both files can test guesses of a prompt.",
     ),
 ]
 _AllowRemote = Annotated[
-    bool, typer.Option("--allow-remote", help="Let the server, and --host, be other than this machine.")
+    bool, typer.Option("--allow-remote", help="Allow a server, or a --host, other than this machine.")
 ]
 
 
@@ -56,16 +56,16 @@ def observe(
     Start it beside llama-server, vLLM or any server that speaks OpenAI's HTTP, and give your clients its address in
     place of the server's. Requests and answers pass unchanged and at once. Each POST to a path of chats or completions
     (such as /v1/chat/completions, /v1/completions, /completion and /infill) becomes a line of the file when it ends;
-    all else is only passed on, /v1/responses too. Ctrl-C ends it, and two seconds later the requests that still run.
+    all else is only passed on, /v1/responses too. Ctrl-C ends it; requests that still run have two more seconds.
 
-    The file has when a request came, its first token and its end, how it ended, how many tokens prompt and answer had
-    and who counted them, and hashes of both, block by block, so that equal beginnings are known. It has no text, token
-    ids, headers, keys, addresses or names of users. The hashes are made with a secret that only this process has, anew
-    at each start: who gets the file cannot check a guess of a prompt. What remains visible are times, sizes and which
-    prompts begin alike; and who can send requests through the proxy while it runs, and read its file, can compare
-    hashes.
+    The file says when each request came, when its first token and its end came, how it ended, how many tokens prompt
+    and answer had and who counted them. It has hashes of both, block by block, so that equal beginnings are known. It
+    has no text, token ids, headers, keys, addresses or names of users. The hashes are made with a secret that only
+    this process has, anew at each start, so that a reader of the file cannot check a guess of a prompt. Times, sizes
+    and which prompts begin alike remain visible. Anyone who can send requests through the running proxy and read its
+    file can compare hashes.
 
-    If anything fails in observing (a full disk, say), traffic goes on; a line tells of it.
+    If observing fails (on a full disk, say), the traffic goes on, and a line says so.
     """
     from kvsim.model.storage_types import parse_size
 

@@ -46,7 +46,7 @@ def prefix_cache(
 ) -> None:
     """Show how often a prefix cache would hit, by its size and eviction order.
 
-    A trace that does not say which prompts share a beginning has no hit rates; then the answer is that this is unknown.
+    A trace that does not say which prompts share a beginning has no hit rates; they are unknown.
     """
     from kvsim.experiments.prefix_cache import prefix_cache as study_prefixes
 
@@ -82,7 +82,7 @@ def _numbers(option: str, text: str) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or not all(1 <= n <= 2**28 for n in numbers):
-        raise UserError(f"{option}: {text!r}: whole numbers from 1 to 2**28 with commas between them are accepted")
+        raise UserError(f"{option}: {text!r}: whole numbers from 1 to 2**28 are expected, separated by commas")
     return numbers
 
 

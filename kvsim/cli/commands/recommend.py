@@ -53,7 +53,7 @@ class Asked:
     engine: Annotated[
         str | None,
         typer.Option(
-            help="llamacpp, vllm, both, or any; by default the profile's, both for kvsim's own engine.",
+            help="llamacpp, vllm, both, or any; by default the profile's engine, or both if that is kvsim's own.",
             autocompletion=completion.recommended_engines,
         ),
     ] = None
@@ -138,10 +138,10 @@ def recommend(
     """Recommend a policy and its settings for your traffic, service level and memory, and what to type.
 
     With --json, files are written only if --out is given. The exit code is 0 even if nothing meets the service level;
-    the output says so. For a model that the machine profile was not measured on, only memory is told. Of several
-    devices it says which meets the service level, up to which load and, with --price, at what cost. An interrupt
-    (Ctrl-C) ends the search with what is known by then, and exit code 130. With --verify the exit code is 1 if the
-    server that was started does not meet the service level.
+    the output says so. For a model that the machine profile was not measured on, it answers by memory alone. With
+    several devices, it says which meet the service level, up to which load and, with --price, at what cost. Ctrl-C ends
+    the search with the answer known by then and exit code 130. With --verify, the exit code is 1 if the server that was
+    started does not meet the service level.
     """
     from kvsim.advice.recommend.recommend import recommend as search
 

@@ -74,7 +74,7 @@ _Log = Annotated[
 ]
 _Resume = Annotated[
     bool,
-    typer.Option("--resume", help="With --url: go on with a recording that ended early; send what is missing."),
+    typer.Option("--resume", help="With --url: continue a recording that ended early, and send what is missing."),
 ]
 _Limit = Annotated[float, typer.Option(help="With --url: the longest time for all of it, s.", min=0.1)]
 
@@ -102,15 +102,15 @@ def record(
 ) -> None:
     """Run a scenario on llama.cpp and record every operation and every cell, for kvsim conform.
 
-    With --url send its traffic to a running server and record what it was asked, when each token came and, with the
+    With --url, send its traffic to a running server and record what it was asked, when each token came and, with the
     log of a llama-server, every step and every decision: kvsim record --url http://127.0.0.1:8080 chat
 
     Prompts are random token ids (words, where a server takes no ids), so that they begin alike only where the scenario
-    says so; prompts that quote an answer quote what came back. Of llama-server, answers are one token over and over.
+    says so; prompts that quote an answer quote what came back. llama-server is made to repeat one token in its answers.
 
-    While it goes, FILE.part has all requests that have ended. The sending stops if the server cannot be reached, wants
+    Meanwhile, FILE.part has all requests that have ended. Sending stops if the server cannot be reached, wants
     a key, fails the first three requests, or is silent for three in a row; FILE then has what was gathered, and
-    --resume sends the rest. Later failures are kept as such.
+    --resume sends the rest. Later failures are recorded as failures.
     """
     if url is not None:
         if scenario is not None:

@@ -41,7 +41,8 @@ def sweep(
     show: Annotated[
         str | None,
         typer.Option(
-            metavar="MEASURES", help="Measures to print and draw: ttft_p99,tpot_p99,goodput (needs a table slo)."
+            metavar="MEASURES",
+            help="Measures to print and draw, such as ttft_p99,tpot_p99,goodput (which needs a table slo).",
         ),
     ] = None,
     max_failed: MaxFailedOrOwn = None,

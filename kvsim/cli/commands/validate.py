@@ -67,10 +67,8 @@ class Options:
     ] = None
     url: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Instead, send the traffic to this server, and compare with it; of several, settings are ranked."
-        ),
-    ] = None
+        typer.Option(help="Instead, send the traffic to this server and compare; several servers are ranked."),
+    ] = None,
     flags: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,13 +79,13 @@ class Options:
     log: Annotated[
         list[Path] | None,
         typer.Option(help="With --url: the log of each llama-server, for its steps (see kvsim record)."),
-    ] = None
-    key_env: KeyEnv = None
-    allow_remote: AllowRemote = False
-    timeout: Silence = 300.0
-    resume: Annotated[bool, typer.Option("--resume", help="With --url: go on where an earlier command was ended.")] = (
-        False
-    )
+    ] = None,
+    key_env: KeyEnv = None,
+    allow_remote: AllowRemote = False,
+    timeout: Silence = 300.0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="With --url: continue where an earlier command ended.")
+    ] = False,
     model: Annotated[
         str | None, typer.Option(help="Replace the scenario's model.", autocompletion=completion.engine_models)
     ] = None
@@ -146,7 +144,7 @@ def validate(context: typer.Context, options: Options) -> None:
     """Compare predicted times with those of a real engine here, of recorded servers, or of running ones.
 
     Calibrates first, unless a profile of this machine or of the server is given. For recorded servers, the profile is
-    that of the model on its device; of recordings with steps, it is fitted to the steps of the others of that server.
+    that of the model on its device; for recordings with steps, it is fitted to the other recordings of that server.
     kvsim validate mine.jsonl --url http://127.0.0.1:8080 --profile mine.profile.json
     """
     if files := _recordings(context, options.recorded, options.scenario):

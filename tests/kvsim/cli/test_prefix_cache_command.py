@@ -78,7 +78,7 @@ def test_a_scenario_can_be_studied(within, tmp_path):
     assert {run["of_best"] for run in told["runs"]} == {None}
 
 
-BLOCKS = "whole numbers from 1 to 2**28 with commas between them are accepted"
+BLOCKS = "whole numbers from 1 to 2**28 are expected, separated by commas"
 
 STUDY_MISTAKES = {
     **{
