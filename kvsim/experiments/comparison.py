@@ -211,10 +211,9 @@ def compare(
     """Run the scenario under each policy on the same requests and arrivals.
 
     By default these are the policies of a ``group``: ``standard`` (what engines do, ideas of our own, and plug-ins) or
-    ``papers`` (ideas from papers, and the policies that they are held against).
+    ``papers`` (ideas from papers, and the policies that they are compared with).
 
-    ``snapshots`` keeps pictures of the cells; ``detail`` is as for ``run``, and
-    ``detail`` is ``rows`` at least. With several
+    ``snapshots`` keeps pictures of the cells. ``detail`` is as for ``run``, and at least ``rows``. With several
     ``replications``, every policy is run again with the seeds that follow the scenario's, which gives intervals for the
     measures and for the differences; results and tables are those of the first replication. Policies that failed
     more than a share ``max_failed`` of their requests (0.05 or "5%") are not ranked. Raises ``UserError`` and

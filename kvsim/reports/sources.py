@@ -65,7 +65,7 @@ def report(
     ``compare`` and ``sweep`` return are accepted too, together with ``out``. ``out`` must end in .html or .htm.
 
     Pictures that were not saved are drawn; for the cache over time the runs of a comparison are repeated, if that gives
-    the same results, and ``progress`` hears which share of them is done. Raises ``UserError``.
+    the same results, and ``progress`` is called with the share done. Raises ``UserError``.
     """
     if out is not None and Path(out).suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{out}: a page is written to a file that ends in .html or .htm")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of one run of one scenario under one policy, and the tables where they were asked for."""
+    """The figures of one run of one scenario under one policy, and its tables, if they were asked for."""
 
     scenario: Scenario
     policy: str

@@ -128,10 +128,10 @@ def run(
 ) -> Result:
     """Run a scenario, given as such or by name or file, with predicted step times, under its own policy or another.
 
-    ``detail`` says what is kept of it: how the requests fared, or also means of how full the cache was, or also a table
-    of requests, of states, or of everything (``recorder.Detail``); the less, the faster is a long run. ``snapshots``
-    keeps pictures of the cells. ``most_steps``: steps that the step loop takes at a time, without which the result is
-    the same: 1 for one by one, 0 to have the policy place each of them chunk by chunk. Raises ``UserError`` and
+    ``detail`` says what is kept: how the requests fared, or also means of how full the cache was, or also a table of
+    requests, of states, or of everything (``recorder.Detail``). The less is kept, the faster a long run is.
+    ``snapshots`` keeps pictures of the cells. ``most_steps``: how many steps the step loop takes at a time, which
+    changes no result: 1 for one by one, 0 to have the policy place each step chunk by chunk. Raises ``UserError`` and
     ``WorkloadError``.
     """
     if detail not in DETAILS:

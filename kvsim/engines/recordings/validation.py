@@ -117,7 +117,7 @@ class ServerRun(Prediction):
 
 @dataclass(frozen=True)
 class RecordedValidation:
-    """Recorded servers, predicted beside measured."""
+    """Predicted and measured times of recorded servers."""
 
     runs: tuple[ServerRun, ...]
     left_out: tuple[str, ...] = ()
