@@ -68,7 +68,7 @@ class Options:
     url: Annotated[
         list[str] | None,
         typer.Option(help="Instead, send the traffic to this server and compare; several servers are ranked."),
-    ] = None,
+    ] = None
     flags: Annotated[
         list[str] | None,
         typer.Option(
@@ -79,13 +79,13 @@ class Options:
     log: Annotated[
         list[Path] | None,
         typer.Option(help="With --url: the log of each llama-server, for its steps (see kvsim record)."),
-    ] = None,
-    key_env: KeyEnv = None,
-    allow_remote: AllowRemote = False,
-    timeout: Silence = 300.0,
+    ] = None
+    key_env: KeyEnv = None
+    allow_remote: AllowRemote = False
+    timeout: Silence = 300.0
     resume: Annotated[
         bool, typer.Option("--resume", help="With --url: continue where an earlier command ended.")
-    ] = False,
+    ] = False
     model: Annotated[
         str | None, typer.Option(help="Replace the scenario's model.", autocompletion=completion.engine_models)
     ] = None
