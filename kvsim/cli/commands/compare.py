@@ -38,6 +38,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare policies on one scenario: by default those of engines, and ours."""
+    from kvsim.experiments.comparison import choose
     from kvsim.experiments.comparison import compare as compare_policies
     from kvsim.experiments.measures import share_of_requests
     from kvsim.simulation.run import build_policy, profile_of
