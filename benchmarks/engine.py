@@ -109,6 +109,7 @@ class SingleSequence:
             sequences=1,
             max_tokens=tokens,
             n_layers=model.shape.n_layers,
+            for_any_layout=True,
         )
         self.policy: Policy = available()[policy](config)
         self.engine = Engine(model, self.policy.groups, self.policy.kernel, 1, type_k=storage, type_v=storage)

@@ -7,29 +7,22 @@ A new policy sets ``name``, ``capacity``, ``groups`` and ``kernel``, and has thr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar, cast
 
 from policies.abilities import Admits, Compacts, Exports, FindsPrefixes, HasPlacementRule
-from policies.content import Content
 from policies.vocabulary import (
     CellMap,
     Chunk,
     Group,
     IntArray,
     MicroBatch,
-    RelativeCosts,
     SequencePlan,
     Unsupported,
     Usage,
     usage_of,
 )
-
-if TYPE_CHECKING:
-    from policies.cells.region_search import SearchName
-    from policies.cells.token_ranks import AttentionReceived
-    from policies.paging.eviction import Eviction, FreeOrder
 
 Kernel = Literal["masked", "tiled", "gather", "sliced"]
 """How attention reads the cache. ``masked``: every cell up to the highest used one, padded, and masks what is not
@@ -43,10 +36,12 @@ all that it and those that run may ever hold, so that none is ever preempted (Te
 ``expected``: only if there is room for its own limit and for a share of what those that run may still generate, a share
 that is learned from preemptions (SGLang)."""
 
+Options = TypeVar("Options")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, init=False)
 class CacheConfig:
-    """The settings that every policy is built from."""
+    """What a policy is built from: the size of its cache, and the options of its layout."""
 
     cells: int
     """Cells in the cache."""
@@ -56,61 +51,52 @@ class CacheConfig:
     """The most sequences that hold cells at the same time."""
     max_tokens: int = 4096
     """The most positions that one sequence may hold."""
-    block_size: int = 16
-    """Cells in a block, for layouts that have blocks."""
-    chunk_size: int = 64
-    """Cells in a chunk, for layouts that have chunks."""
-    page_tokens: int = 32
-    """Cells in a page of virtual memory, for layouts that have pages."""
-    pad: int = 32
-    """The ``masked`` kernel's span is rounded up to a multiple of this many cells."""
     kernel: Kernel | None = None
     """How attention reads; None leaves it to the policy."""
-    threshold: float = 0.1
-    """Fragmentation ratio above which a threshold trigger compacts."""
-    window: int = 256
-    """Tokens that a ring or a sliding window keeps for each sequence."""
-    full_layers: int = 1
-    """Two-level pages: layers with full attention, for so many ``window_layers``."""
-    window_layers: int = 5
-    """Two-level pages: layers with a sliding window, for so many ``full_layers``."""
-    sinks: int = 4
-    """First tokens of each sequence that a ring never overwrites, and StreamingLLM never evicts (Xiao et al., arXiv
-    2309.17453)."""
-    budget: int = 256
-    """Token eviction: tokens that each sequence keeps in each group of layers."""
-    budget_groups: int = 1
-    """Token eviction: equal groups of layers, each of which evicts by itself."""
-    attention: AttentionReceived | None = None
-    """Token eviction: what an engine measures of attention; None: it is drawn."""
-    unified: bool = True
-    """One cache for all sequences (llama-server's ``--kv-unified``), instead of an equal share for each."""
-    n_layers: int = 4
-    """Layers of the model, on which llama.cpp's limit of runs in one defragmentation depends."""
-    search: SearchName | None = None
-    """Regions of sequences: how free cells for one are searched for; None leaves it to the policy."""
-    sort_batch: bool = False
-    """Prompt/decode regions: place the longest sequences of a batch first."""
-    prefix_cache: bool = True
-    """Paged: full blocks are found again by their content."""
-    eviction: Eviction = "lru"
-    """Paged: which cached block is forgotten first."""
-    free_order: FreeOrder = "0.33.0"
-    """Paged: the version of vLLM whose order of free blocks is kept."""
-    watermark: float = 0.0
-    """Paged: share of the blocks that a waiting sequence must leave free while others run."""
-    admission: AdmissionRuleName = "as-it-fits"
-    """Paged: how much room a sequence that starts must leave for those that run."""
-    conservativeness: float = 1.0
-    """Paged, ``admission`` "expected": the larger, the more room is expected to be needed."""
-    host_cells: int = 0
-    """Paged: cells of a tier in host memory for what is evicted or swapped out."""
-    future: Callable[[], Iterable[tuple[int, Content, int]]] | None = None
-    """For clairvoyant eviction: number, content and prompt length of every request, in the order expected."""
-    seed: int = 0
-    """What is drawn inside of a policy depends on it: for token eviction, the attention on each token."""
-    costs: RelativeCosts = field(default_factory=lambda: RelativeCosts(score=1.0, run=50.0, cell=8.0))
-    """What an adaptive trigger weighs compactions by."""
+    pad: int = 32
+    """The ``masked`` kernel's span is rounded up to a multiple of this many cells."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of layouts, by name, as far as they are stated; each layout reads its own."""
+    for_any_layout: bool = False
+    """Whether a layout leaves options alone that it does not have, since they are for others; or refuses them."""
+
+    def __init__(
+        self,
+        cells: int,
+        n_ubatch: int = 512,
+        sequences: int = 8,
+        max_tokens: int = 4096,
+        kernel: Kernel | None = None,
+        pad: int = 32,
+        options: Mapping[str, Any] | None = None,
+        for_any_layout: bool = False,
+        **more_options: Any,
+    ):
+        """``more_options`` are added to ``options``, so that ``CacheConfig(64, block_size=4)`` has one."""
+        stated = {**(options or {}), **more_options}
+        values = (cells, n_ubatch, sequences, max_tokens, kernel, pad, stated, for_any_layout)
+        for each, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, each.name, value)
+
+    def read(self, kind: type[Options]) -> Options:
+        """The options of a layout: a dataclass whose fields are their names, each with its default.
+
+        Raises ``ValueError`` for an option that it does not have.
+        """
+        names = [each.name for each in fields(cast("Any", kind))]
+        unknown = [name for name in self.options if name not in names]
+        if unknown and not self.for_any_layout:
+            there_are = f"there are {', '.join(names)}" if names else "it has none"
+            raise ValueError(f"no option {', '.join(map(repr, unknown))} in this layout; {there_are}")
+        return kind(**{name: self.options[name] for name in names if name in self.options})
+
+    def with_options(self, **options: Any) -> CacheConfig:
+        """The same with these options in place of those of the same names."""
+        return replace(self, options={**self.options, **options})
+
+    def without_options(self) -> CacheConfig:
+        """The same size and kernel, for a layout within a layout."""
+        return replace(self, options={})
 
 
 class Policy(Admits, FindsPrefixes, Exports, Compacts, HasPlacementRule, ABC):

@@ -189,6 +189,11 @@ def text_tokens(loaded: LoadedModel, text: str | None, seed: int) -> tuple[IntAr
 
 def _policy(tokens: int, n_layers: int) -> Policy:
     config = CacheConfig(
-        cells=-(-tokens // 64) * 64 + 64, n_ubatch=_STEP, sequences=1, max_tokens=tokens, n_layers=n_layers
+        cells=-(-tokens // 64) * 64 + 64,
+        n_ubatch=_STEP,
+        sequences=1,
+        max_tokens=tokens,
+        n_layers=n_layers,
+        for_any_layout=True,
     )
     return available()[_POLICY](config)

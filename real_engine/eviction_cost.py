@@ -193,6 +193,7 @@ def _policy(setting: EvictionSetting, passages: int, n: int, prompt: int) -> Pol
         window=setting.budget,
         sinks=setting.sinks,
         prefix_cache=False,
+        for_any_layout=True,
         budget=setting.budget,
         budget_groups=setting.groups,
     )

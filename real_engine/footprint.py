@@ -373,6 +373,7 @@ def _engine(setup: SetUp, model: Transformer) -> tuple[Policy, _MeasuredEngine]:
         max_tokens=setup.context,
         block_size=_BLOCK_SIZE,
         n_layers=model.shape.n_layers,
+        for_any_layout=True,
     )
     policy = available()[_POLICIES[setup.cache]](config)
     groups, kernel = policy.groups, policy.kernel

@@ -200,7 +200,9 @@ def generate(
     if not _CELLS[0] <= cells <= _CELLS[1]:
         raise UserError(f"{cells} cells; from {_CELLS[0]} to {_CELLS[1]} are accepted")
     layers = model.transformer.shape.n_layers
-    config = CacheConfig(cells=cells, n_ubatch=_STEP, sequences=1, max_tokens=max(total, 2), n_layers=layers)
+    config = CacheConfig(
+        cells=cells, n_ubatch=_STEP, sequences=1, max_tokens=max(total, 2), n_layers=layers, for_any_layout=True
+    )
     built = build_policy(policy, config, f"a cache of {cells} cells")
     if model.context is not None and total > model.context and not built.unbounded:
         asked = f"a prompt of {len(tokens)} and {n} more exceed that"

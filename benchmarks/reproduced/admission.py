@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import kvsim
 from benchmarks.reproduced.finding import Finding, mean, measured, ratio
 from kvsim.experiments.estimates import Interval
 from policies import CacheConfig
-from policies.layouts.paged import PagedPolicy
+from policies.layouts.paged import PagedOptions, PagedPolicy
 from policies.paging.eviction import free_blocks
 
 FOLDER = Path(__file__).parents[2] / "examples" / "reproduced"
@@ -75,8 +74,10 @@ class Watched(PagedPolicy):
 
     def __init__(self, config: CacheConfig):
         self.preempted_at: list[int] = []
-        config = replace(config, admission="expected")
-        super().__init__("watched", config, block_size=config.block_size, free=partial(free_blocks, "lru"))
+        config = config.with_options(admission="expected")
+        super().__init__(
+            "watched", config, block_size=config.read(PagedOptions).block_size, free=partial(free_blocks, "lru")
+        )
 
     def note_preemption(self) -> None:
         """Note the step."""

@@ -6,7 +6,6 @@ import copy
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
@@ -235,9 +234,10 @@ class Scenario(Section):
             unified=self.unified,
             cells=self.context_cells,
             seed=self.seed,
+            for_any_layout=True,
             **self.cache.model_dump(exclude={"policy", "unified", "type_k", "type_v", "cells"}),
         )
-        return config if costs is None else replace(config, costs=costs)
+        return config if costs is None else config.with_options(costs=costs)
 
     def _future(self) -> Iterator[tuple[int, Content, int]]:
         """Number, content and prompt tokens of all requests as they should arrive, for clairvoyant policies."""

@@ -7,8 +7,8 @@ from functools import partial
 
 from policies.compaction.compactors import FillHoles
 from policies.compaction.triggers import Threshold
-from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
-from policies.layouts.unified import UnifiedPolicy
+from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy, StreamOptions
+from policies.layouts.unified import ArenaOptions, UnifiedPolicy
 from policies.policy import CacheConfig
 
 
@@ -27,7 +27,7 @@ def early_2025(name: str, config: CacheConfig, *, threshold: float, max_nodes: i
     return UnifiedPolicy(
         name,
         config,
-        compactor=limited_fill_holes(max_nodes, config.n_layers),
+        compactor=limited_fill_holes(max_nodes, config.read(ArenaOptions).n_layers),
         trigger=Threshold(threshold, "b4875"),
         keeps_partial=True,
     )
@@ -50,7 +50,7 @@ def mid_2025(
         caches,
         n_streams=n_streams,
         contiguous=contiguous,
-        compactor=limited_fill_holes(max_nodes, config.n_layers),
+        compactor=limited_fill_holes(max_nodes, config.read(StreamOptions).n_layers),
         trigger=Threshold(threshold, "b6170", on_failure=True),
     )
 

@@ -7,6 +7,7 @@ A *group* is a cache that some of the model's layers use: one, or two for models
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,7 +39,19 @@ from policies.vocabulary import (
     Usage,
 )
 
-__all__ = ["CacheSpec", "MultiStreamPolicy", "Rejected"]
+__all__ = ["CacheSpec", "MultiStreamPolicy", "Rejected", "StreamOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """Options of layouts with streams."""
+
+    unified: bool = True
+    """One cache for all sequences (llama-server's ``--kv-unified``), instead of an equal share for each."""
+    window: int = 256
+    """Tokens that layers with a sliding window keep of each sequence."""
+    n_layers: int = 4
+    """Layers of the model, on which llama.cpp's limit of runs in one defragmentation depends."""
 
 
 class MultiStreamPolicy(Policy):

@@ -8,7 +8,8 @@ each sequence (MLC-LLM, TGI).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,12 +20,13 @@ from policies.paging.admission_rules import admission_rule
 from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable, blocks_for, blocks_for_each, most_blocks_in_window
 from policies.paging.blocks import BlockPool
+from policies.paging.eviction import Eviction, FreeOrder
 from policies.paging.free_lists.belady import Future
 from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
 from policies.paging.host_offload import HostOffload, HostTier
 from policies.placement.blocks import BlockRule
 from policies.placement.rule import PlacementRule
-from policies.policy import CacheConfig, Kernel, Policy
+from policies.policy import AdmissionRuleName, CacheConfig, Kernel, Policy
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
@@ -44,6 +46,32 @@ from policies.vocabulary import (
     Usage,
     split_batch,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PagedOptions:
+    """Options of paged layouts."""
+
+    block_size: int = 16
+    """Cells in a block."""
+    prefix_cache: bool = True
+    """Full blocks are found again by their content."""
+    eviction: Eviction = "lru"
+    """Which cached block is forgotten first."""
+    free_order: FreeOrder = "0.33.0"
+    """The version of vLLM whose order of free blocks is kept."""
+    window: int = 256
+    """Tokens that attention looks back, under policies with a window."""
+    watermark: float = 0.0
+    """Share of the blocks that a waiting sequence must leave free while others run."""
+    admission: AdmissionRuleName = "as-it-fits"
+    """How much room a sequence that starts must leave for those that run."""
+    conservativeness: float = 1.0
+    """With ``admission`` "expected": the larger, the more room is expected to be needed."""
+    host_cells: int = 0
+    """Cells of a tier in host memory for what is evicted or exported."""
+    future: Callable[[], Iterable[tuple[int, Content, int]]] | None = None
+    """For clairvoyant eviction: number, content and prompt length of every request, in the order expected."""
 
 
 class BlockPasses:
@@ -125,7 +153,8 @@ class PagedPolicy(Policy):
         ``one_run``: under ``sliced``, a sequence's blocks lie in one range of virtual addresses.
         """
         n_blocks, reserved = _count_blocks(config.cells, block_size, null_block), int(null_block)
-        host_blocks = config.host_cells // block_size
+        options = config.read(PagedOptions)
+        host_blocks = options.host_cells // block_size
         self.name = name
         self.block_size = block_size
         self.groups = (Group(n_blocks * block_size, window=window, host_cells=host_blocks * block_size),)
@@ -139,7 +168,7 @@ class PagedPolicy(Policy):
         self.tables = self.blocks.tables
         self.host = HostTier(host_blocks) if host_blocks else None
         self._offload = None if self.host is None else HostOffload(self.host, self.blocks)
-        self._watermark = int(config.watermark * n_blocks)
+        self._watermark = int(options.watermark * n_blocks)
         self._n_ubatch = config.n_ubatch
         self._future = future
         self.admission = Admission(
@@ -156,7 +185,9 @@ class PagedPolicy(Policy):
         self._placement_rule = BlockRule(
             self.blocks, self.admission, self.allocate, self.settle_transfers, config.n_ubatch, one_run=one_run
         )
-        self._rule = admission_rule(config, self.blocks, self.admission, self._placement_rule)
+        self._rule = admission_rule(
+            options.admission, options.conservativeness, self.blocks, self.admission, self._placement_rule
+        )
         self.admits_while_decoding = self._rule.admits_while_decoding
 
     def placement_rule(self) -> PlacementRule | None:

@@ -7,6 +7,7 @@ break up the space for prompts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -87,21 +88,29 @@ class PromptDecodePlacement(ArenaPlacement):
         return cells
 
 
+@dataclass(frozen=True, slots=True)
+class PromptDecodeOptions:
+    """Options of this layout."""
+
+    sort_batch: bool = False
+    """Place the longest sequences of a batch first."""
+
+
 class PromptDecodeRegionsPolicy(UnifiedPolicy):
     """Places prompt tokens at the low end of the cache, generated tokens at the high end.
 
     Prompt tokens take the lowest free extent that holds them, or else the lowest free cells; generated tokens take
-    the highest free cells. ``CacheConfig.sort_batch`` places the longest sequences of a batch first.
+    the highest free cells. ``sort_batch`` places the longest sequences of a batch first.
     """
 
     has_placement_rule = True
     placing = PromptDecodePlacement
 
     def __init__(self, name: str, config: CacheConfig):
-        super().__init__(name, config, kernel="tiled")
+        super().__init__(name, config.without_options(), kernel="tiled")
         assert isinstance(self._placement, PromptDecodePlacement)
         self._prompt_ends = self._placement.prompt_ends
-        self._sort = config.sort_batch
+        self._sort = config.read(PromptDecodeOptions).sort_batch
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Remember where the prompt ends."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from policies.cells.region_search import region_search
-from policies.layouts.sequence_regions import SequenceRegionPolicy
+from policies.layouts.sequence_regions import RegionOptions, SequenceRegionPolicy
 from policies.placement.regions import Region, TokenOrder
 from policies.policy import CacheConfig
 from policies.vocabulary import NO_SHIFT, IntArray, SequencePlan, Shift, Unsupported
@@ -70,6 +70,16 @@ class RingOrder(TokenOrder):
         return Shift(np.concatenate([cells for cells, _ in rotations]), np.concatenate(deltas))
 
 
+@dataclass(frozen=True, slots=True)
+class RingOptions(RegionOptions):
+    """Options of this layout."""
+
+    window: int = 256
+    """Tokens that each sequence keeps."""
+    sinks: int = 4
+    """First tokens of each sequence that are never overwritten."""
+
+
 class RingPolicy(SequenceRegionPolicy):
     """A window of cells for each sequence, the oldest overwritten; the first tokens, the sinks, stay.
 
@@ -83,11 +93,13 @@ class RingPolicy(SequenceRegionPolicy):
     has_placement_rule = True
 
     def __init__(self, name: str, config: CacheConfig):
-        most = region_search(config.search or self.default_search, config.cells).most
-        self.window = min(config.window, config.max_tokens, most)
-        self.sinks = min(config.sinks, self.window - 1)
+        options = config.read(RingOptions)
+        most = region_search(options.search or self.default_search, config.cells).most
+        self.window = min(options.window, config.max_tokens, most)
+        self.sinks = min(options.sinks, self.window - 1)
         order = RingOrder(self.window, self.sinks, max(config.max_tokens, self.window))
-        config = replace(config, n_ubatch=min(config.n_ubatch, self.window - self.sinks))
+        most_at_once = min(config.n_ubatch, self.window - self.sinks)
+        config = replace(config, n_ubatch=most_at_once, options={"search": options.search})
         super().__init__(name, config, order=order)
 
     def size_at_start(self, plan: SequencePlan) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -33,6 +34,14 @@ if TYPE_CHECKING:
     from policies.cells.region_search import SearchName
 
 
+@dataclass(frozen=True, slots=True)
+class RegionOptions:
+    """Options of layouts with a region for each sequence."""
+
+    search: SearchName | None = None
+    """How free cells for a region are searched for; None leaves it to the policy."""
+
+
 class SequenceRegionPolicy(Policy):
     """Gives each sequence a region of its own, whose cells its tokens fill in order.
 
@@ -51,7 +60,7 @@ class SequenceRegionPolicy(Policy):
         self._n_ubatch = config.n_ubatch
         self._pad = config.pad
         self._order = order or TokenOrder()
-        self._search = region_search(config.search or self.default_search, config.cells)
+        self._search = region_search(config.read(RegionOptions).search or self.default_search, config.cells)
         self._table = RegionTable(self._order, self._search)
         self._regions = self._table.regions
         self._plans: dict[int, SequencePlan] = {}

@@ -9,6 +9,7 @@ heads, as KV-Compress has them (arXiv 2410.00161), cannot be expressed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,6 +40,26 @@ from policies.vocabulary import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class TokenEvictionOptions:
+    """Options of this layout and its rules."""
+
+    block_size: int = 16
+    """Cells in a block."""
+    budget: int = 256
+    """Tokens that each sequence keeps in each group of layers."""
+    budget_groups: int = 1
+    """Equal groups of layers, each of which evicts by itself."""
+    sinks: int = 4
+    """First tokens of each sequence that StreamingLLM never evicts."""
+    threshold: float = 0.1
+    """Fragmentation of a sequence above which it is compacted, where holes are filled."""
+    attention: AttentionReceived | None = None
+    """What an engine measures of attention; None: it is drawn."""
+    seed: int = 0
+    """The attention that is drawn depends on it."""
+
+
 class TokenEvictionPolicy(Policy):
     """Evicts tokens by a rule once the pass that they were placed in has run: before the next step is given room.
 
@@ -65,10 +86,11 @@ class TokenEvictionPolicy(Policy):
         ``attention``: what tokens are ranked by. ``compact_above``: a sequence whose fragmentation exceeds that is
         compacted, and all are when a block is missing; None: holes stay. ``refill``: new tokens go to the holes.
         """
-        size, n_blocks = config.block_size, config.cells // config.block_size
+        options = config.read(TokenEvictionOptions)
+        size, n_blocks = options.block_size, config.cells // options.block_size
         if n_blocks <= 1:
             raise ValueError(f"{config.cells} cells make {n_blocks} blocks of {size}, and block 0 is never handed out")
-        layers = config.budget_groups
+        layers = options.budget_groups
         self.name = name
         self.block_size = size
         self.groups = (Group(n_blocks * size, share=1 / layers),) * layers

@@ -8,7 +8,7 @@ one kind for all layers, as in vLLM until it had groups of layers, or several of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import NamedTuple
 
@@ -70,6 +70,24 @@ class PageKind(NamedTuple):
         return max(windows) if len(windows) == len(self.groups) else None
 
 
+@dataclass(frozen=True, slots=True)
+class TwoLevelOptions:
+    """Options of layouts with kinds of pages."""
+
+    block_size: int = 16
+    """Tokens in a page."""
+    window: int = 256
+    """Tokens that layers with a sliding window look back."""
+    full_layers: int = 1
+    """Layers with full attention, for so many ``window_layers``."""
+    window_layers: int = 5
+    """Layers with a sliding window, for so many ``full_layers``."""
+    prefix_cache: bool = True
+    """Full blocks are found again by their content."""
+    watermark: float = 0.0
+    """Share of the large pages that a waiting sequence must leave free while others run."""
+
+
 class LayerLayout:
     """How the layers of a model lie in pages: what shares a kind of page, and what a large page holds."""
 
@@ -79,6 +97,12 @@ class LayerLayout:
         self.layers = sum(kind.layers for kind in kinds)
         self.page_layers = lcm(*(kind.page_layers for kind in kinds))
         """Layers that a large page has room for, with a block of tokens each."""
+        self.windows = [
+            (at, None if group.window == kind.window else group.window)
+            for at, kind in enumerate(kinds)
+            for group in kind.groups
+        ]
+        """For each group of layers its kind of page, and its window where the page keeps more than that."""
 
     def pages(self, cells: int) -> int:
         """Large pages in the memory of so many cells, each of which has K and V of all layers.
@@ -97,17 +121,9 @@ class LayerLayout:
         """Number of cells, each with K and V of all layers, that so many large pages make."""
         return pages * self.page_layers * self.block_size // self.layers
 
-    def windows(self) -> list[tuple[int, int | None]]:
-        """For each group of layers its kind of page, and its window where the page keeps more than that."""
-        return [
-            (at, None if group.window == kind.window else group.window)
-            for at, kind in enumerate(self.kinds)
-            for group in kind.groups
-        ]
-
     def places(self, batches: Sequence[MicroBatch], kernel: Kernel) -> Iterator[Place]:
         """A micro-batch's place in each group, given that in each kind of page."""
-        for at, window in self.windows():
+        for at, window in self.windows:
             (place,) = batches[at].places
             yield place if window is None else place._replace(reads=self._within(window, batches[at], kernel))
 
@@ -145,12 +161,14 @@ class TwoLevelPolicy(Policy):
         Raises ``ValueError`` if that makes no large page that can be used.
         """
         self.name = name
-        self.block_size = config.block_size
-        self._layout = layout = LayerLayout(kinds, config.block_size)
+        options = config.read(TwoLevelOptions)
+        self.block_size = options.block_size
+        self._layout = layout = LayerLayout(kinds, options.block_size)
         n_pages = layout.pages(config.cells)
         self.pages = LargePages(n_pages)
-        self._watermark = int(config.watermark * n_pages)
-        self.parts = tuple(self._part(config, kind, layout.page_layers // kind.page_layers) for kind in kinds)
+        self._watermark = int(options.watermark * n_pages)
+        bare = config.without_options()
+        self.parts = tuple(self._part(bare, options.prefix_cache, kind) for kind in kinds)
         """The paged cache of each kind."""
         self.part_of = [part for part, kind in zip(self.parts, kinds, strict=True) for _ in kind.groups]
         """The paged cache that each group's cells are in."""
@@ -164,7 +182,7 @@ class TwoLevelPolicy(Policy):
         self._rule = PartRule(
             [part.blocks for part in self.parts],
             self.pages,
-            layout.windows(),
+            layout.windows,
             [(kind.layers, kind.page_layers) for kind in kinds],
             self._reserve_step,
             self.allocate,
@@ -175,8 +193,9 @@ class TwoLevelPolicy(Policy):
         """Rows take blocks of every kind of page, where attention reads through block tables."""
         return self._rule if self.kernel == "gather" else None
 
-    def _part(self, config: CacheConfig, kind: PageKind, per_page: int) -> PagedPolicy:
-        """The paged cache of a kind of which a large page holds ``per_page`` blocks."""
+    def _part(self, config: CacheConfig, prefix_cache: bool, kind: PageKind) -> PagedPolicy:
+        """The paged cache of a kind."""
+        per_page = self._layout.page_layers // kind.page_layers
 
         def free(_: range, keys: BlockKeys) -> FreeBlocks:
             return SmallPages(self.pages, per_page, keys)
@@ -184,10 +203,10 @@ class TwoLevelPolicy(Policy):
         cells = self.pages.n * per_page * self.block_size
         part = PagedPolicy(
             self.name,
-            replace(config, cells=cells, watermark=0.0, host_cells=0),
+            replace(config, cells=cells),
             block_size=self.block_size,
             free=free,
-            prefix_cache=config.prefix_cache,
+            prefix_cache=prefix_cache,
             window=kind.window,
         )
         self.pages.kinds[-1].forget_block = part.pool.forget

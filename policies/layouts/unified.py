@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from policies.cells.arena import FOREVER, Arena
 from policies.cells.host_copies import SavedPlaces, chunks_of, host_cells, host_cells_at, transfers_of
@@ -25,9 +26,22 @@ from policies.vocabulary import (
     MicroBatch,
     Moves,
     OutOfCells,
+    RelativeCosts,
     Usage,
     split_batch,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaOptions:
+    """Options of layouts with one arena."""
+
+    threshold: float = 0.1
+    """Fragmentation ratio above which a threshold trigger compacts."""
+    n_layers: int = 4
+    """Layers of the model, on which llama.cpp's limit of runs in one defragmentation depends."""
+    costs: RelativeCosts = field(default_factory=lambda: RelativeCosts(score=1.0, run=50.0, cell=8.0))
+    """What an adaptive trigger weighs compactions by."""
 
 
 class UnifiedPolicy(Policy):
@@ -56,6 +70,7 @@ class UnifiedPolicy(Policy):
         kernel: Kernel = "masked",
         keeps_partial: bool = False,
     ):
+        config.read(ArenaOptions)  # What these say is up to the compactor and the trigger.
         self.name = name
         self.capacity = config.cells
         self.groups = (Group(config.cells),)

@@ -7,12 +7,20 @@ Prabhu et al., "vAttention: Dynamic Memory Management for Serving LLMs without P
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 from policies.layouts.paged import PagedPolicy
 from policies.paging.free_lists.uncached import ParkedPages
 from policies.policy import CacheConfig
 from policies.vocabulary import Chunk, MicroBatch, Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualPageOptions:
+    """Options of this layout."""
+
+    page_tokens: int = 32
+    """Cells in a page of virtual memory."""
 
 
 class VirtuallyContiguousPolicy(PagedPolicy):
@@ -26,11 +34,11 @@ class VirtuallyContiguousPolicy(PagedPolicy):
     has_placement_rule = True
 
     def __init__(self, name: str, config: CacheConfig):
-        """Build an empty cache of ``config.cells // config.page_tokens`` pages; raises ``ValueError`` for none."""
+        """Build an empty cache of ``config.cells // page_tokens`` pages; raises ``ValueError`` for none."""
         super().__init__(
             name,
-            replace(config, watermark=0.0, host_cells=0, admission="as-it-fits"),
-            block_size=config.page_tokens,
+            config.without_options(),
+            block_size=config.read(VirtualPageOptions).page_tokens,
             free=lambda blocks, _: ParkedPages(blocks),
             null_block=False,
             kernel="sliced",

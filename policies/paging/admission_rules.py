@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from policies.paging.admission import Admission
 from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable, blocks_for
-from policies.policy import CacheConfig
+from policies.policy import AdmissionRuleName
 from policies.vocabulary import SequencePlan
 
 if TYPE_CHECKING:
@@ -148,14 +148,15 @@ class ExpectedRule(AdmissionRule):
 
 
 def admission_rule(
-    config: CacheConfig,
+    name: AdmissionRuleName,
+    conservativeness: float,
     blocks: BlockManager,
     admission: Admission,
     placement: BlockRule,
 ) -> AdmissionRule:
-    """The rule that ``config.admission`` names; the arguments are those of ``ExpectedRule``."""
-    if config.admission == "no-evict":
+    """The rule of a name; the arguments are those of ``ExpectedRule``."""
+    if name == "no-evict":
         return NoEvictRule(blocks, admission)
-    if config.admission == "expected":
-        return ExpectedRule(blocks, admission, placement, config.conservativeness)
+    if name == "expected":
+        return ExpectedRule(blocks, admission, placement, conservativeness)
     return AdmissionRule(blocks, admission)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,9 +26,9 @@ def _plain(name: str, config: CacheConfig) -> Policy:
 def _fill_holes(name: str, config: CacheConfig) -> Policy:
     from policies.compaction.triggers import OnFailure
     from policies.layouts import llamacpp
-    from policies.layouts.unified import UnifiedPolicy
+    from policies.layouts.unified import ArenaOptions, UnifiedPolicy
 
-    compactor = llamacpp.limited_fill_holes(8192, config.n_layers)
+    compactor = llamacpp.limited_fill_holes(8192, config.read(ArenaOptions).n_layers)
     return UnifiedPolicy(name, config, compactor=compactor, trigger=OnFailure())
 
 
@@ -43,9 +43,9 @@ def _packed(name: str, config: CacheConfig) -> Policy:
 def _adaptive(name: str, config: CacheConfig) -> Policy:
     from policies.compaction.compactors import pack
     from policies.compaction.triggers import Adaptive
-    from policies.layouts.unified import UnifiedPolicy
+    from policies.layouts.unified import ArenaOptions, UnifiedPolicy
 
-    return UnifiedPolicy(name, config, compactor=pack, trigger=Adaptive(config.costs))
+    return UnifiedPolicy(name, config, compactor=pack, trigger=Adaptive(config.read(ArenaOptions).costs))
 
 
 def _idle(name: str, config: CacheConfig) -> Policy:
@@ -59,20 +59,23 @@ def _idle(name: str, config: CacheConfig) -> Policy:
 def _threshold(name: str, config: CacheConfig) -> Policy:
     from policies.compaction.compactors import pack
     from policies.compaction.triggers import Threshold
-    from policies.layouts.unified import UnifiedPolicy
+    from policies.layouts.unified import ArenaOptions, UnifiedPolicy
 
-    return UnifiedPolicy(name, config, compactor=pack, trigger=Threshold(config.threshold, on_failure=True))
+    trigger = Threshold(config.read(ArenaOptions).threshold, on_failure=True)
+    return UnifiedPolicy(name, config, compactor=pack, trigger=trigger)
 
 
 def _llamacpp_b4666(name: str, config: CacheConfig) -> Policy:
     from policies.layouts import llamacpp
+    from policies.layouts.unified import ArenaOptions
 
-    return llamacpp.early_2025(name, config, threshold=config.threshold)
+    return llamacpp.early_2025(name, config, threshold=config.read(ArenaOptions).threshold)
 
 
 def _streams(name: str, config: CacheConfig) -> Policy:
-    from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
+    from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy, StreamOptions
 
+    config.read(StreamOptions)
     size = config.cells // config.sequences
     if size < 1:
         raise ValueError(f"{config.cells} cells cannot be shared out over {config.sequences} streams")
@@ -82,47 +85,48 @@ def _streams(name: str, config: CacheConfig) -> Policy:
 
 
 def _llamacpp_b6975(name: str, config: CacheConfig) -> Policy:
-    from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
+    from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy, StreamOptions
 
-    if not config.unified:
+    if not config.read(StreamOptions).unified:
         return _streams(name, config)
     return MultiStreamPolicy(name, config, [CacheSpec(config.cells, _B6975_PAD)], kernel="tiled")
 
 
 def _sliding_window(name: str, config: CacheConfig) -> Policy:
     from policies.layouts import llamacpp
-    from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
+    from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy, StreamOptions
 
-    streams = 1 if config.unified else config.sequences
+    options = config.read(StreamOptions)
+    streams = 1 if options.unified else config.sequences
     size = config.cells // streams
-    window = llamacpp.window_size(size, config.window, config.n_ubatch, config.sequences, unified=config.unified)
+    window = llamacpp.window_size(size, options.window, config.n_ubatch, config.sequences, unified=options.unified)
     caches = [
         CacheSpec(size, _B6975_PAD, share=0.5),
-        CacheSpec(window, _B6975_PAD, window=config.window, share=0.5),
+        CacheSpec(window, _B6975_PAD, window=options.window, share=0.5),
     ]
     return MultiStreamPolicy(name, config, caches, n_streams=streams, kernel="tiled")
 
 
-def paged(name: str, config: CacheConfig, window: int | None = None) -> Policy:
-    """Blocks with the free list, prefix cache and admission rule that the configuration names."""
-    from policies.layouts.paged import PagedPolicy
+def paged(name: str, config: CacheConfig, *, window: bool = False) -> Policy:
+    """Blocks with the free list, prefix cache and admission rule that options name, and perhaps their window."""
+    from policies.layouts.paged import PagedOptions, PagedPolicy
     from policies.paging.eviction import free_blocks
     from policies.paging.free_lists.belady import Future
 
-    future = None
-    if config.eviction == "belady" and config.future is not None:
-        size = config.block_size
+    options, future = config.read(PagedOptions), None
+    if options.eviction == "belady" and options.future is not None:
+        size = options.block_size
         future = Future(
-            (number, content.keys(size, (prompt - 1) // size)) for number, content, prompt in config.future()
+            (number, content.keys(size, (prompt - 1) // size)) for number, content, prompt in options.future()
         )
-    plain = not config.prefix_cache and config.eviction == "lru" and config.free_order == "0.33.0"
+    plain = not options.prefix_cache and options.eviction == "lru" and options.free_order == "0.33.0"
     return PagedPolicy(
         name,
         config,
-        block_size=config.block_size,
-        free=_stack if plain else partial(free_blocks, config.eviction, order=config.free_order, future=future),
-        prefix_cache=config.prefix_cache,
-        window=window,
+        block_size=options.block_size,
+        free=_stack if plain else partial(free_blocks, options.eviction, order=options.free_order, future=future),
+        prefix_cache=options.prefix_cache,
+        window=options.window if window else None,
         future=future,
     )
 
@@ -135,11 +139,19 @@ def _stack(blocks: Iterable[int], keys: BlockKeys) -> FreeBlocks:
 
 
 def _paged_window(name: str, config: CacheConfig) -> Policy:
-    return paged(name, replace(config, host_cells=0), config.window)
+    return paged(name, config.with_options(host_cells=0), window=True)
 
 
 def _vllm(name: str, config: CacheConfig) -> Policy:
-    return paged(name, replace(config, eviction="lru", free_order="0.33.0", host_cells=0, admission="as-it-fits"))
+    return paged(name, config.with_options(eviction="lru", free_order="0.33.0", host_cells=0, admission="as-it-fits"))
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkOptions:
+    """Options of the chunked layout."""
+
+    chunk_size: int = 64
+    """Cells in a chunk."""
 
 
 def _chunked(name: str, config: CacheConfig) -> Policy:
@@ -148,8 +160,8 @@ def _chunked(name: str, config: CacheConfig) -> Policy:
 
     return PagedPolicy(
         name,
-        replace(config, watermark=0.0, host_cells=0, admission="as-it-fits"),
-        block_size=config.chunk_size,
+        config.without_options(),
+        block_size=config.read(ChunkOptions).chunk_size,
         free=lambda blocks, _: LowestFirst(blocks),
         null_block=False,
     )

@@ -4,7 +4,6 @@ What sequences say is drawn from a few texts, so that they often begin alike. ``
 is compared with what it should hold.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -101,7 +100,7 @@ class ForgetsATransfer(PagedPolicy):
     """Brings blocks back from the host tier, and does not say so."""
 
     def __init__(self, name, config, **options):
-        super().__init__(name, replace(config, host_cells=64), **options)
+        super().__init__(name, config.with_options(host_cells=64), **options)
 
     def settle_transfers(self):
         return tuple(transfer for transfer in super().settle_transfers() if transfer.to_host)
@@ -137,7 +136,7 @@ def test_a_plug_in_is_held_to_its_word_too(factory, monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_token_for_two_sequences_is_seen_by_both_or_refused(name):
-    policy = POLICIES[name](CacheConfig(cells=64, n_ubatch=8, sequences=2, max_tokens=16, block_size=4, chunk_size=8))
+    policy = POLICIES[name](CacheConfig(64, 8, 2, 16, for_any_layout=True, block_size=4, chunk_size=8))
     for seq in range(2):
         policy.open(seq, SequencePlan(4, 16, 8))
     before = policy.occupancy().owners
@@ -152,7 +151,7 @@ def test_a_token_for_two_sequences_is_seen_by_both_or_refused(name):
 @pytest.mark.parametrize("name", [name for name in POLICIES if name not in KEEP_WHAT_WAS_PLACED])
 def test_what_finds_no_room_is_taken_back_from_every_sequence_that_would_have_seen_it(name):
     """Two micro-batches for sequences 0 and 1 together: the first fits, the second does not."""
-    policy = POLICIES[name](CacheConfig(cells=32, n_ubatch=20, sequences=2, max_tokens=64, block_size=4, chunk_size=8))
+    policy = POLICIES[name](CacheConfig(32, 20, 2, 64, for_any_layout=True, block_size=4, chunk_size=8))
     with pytest.raises((Unsupported, OutOfCells, Rejected)):
         policy.allocate([Chunk(0, 0, 40, (1,))])
     assert policy.sequences() == []

@@ -1,11 +1,15 @@
 """The names of presets: the current ones are listed, the former ones still answer."""
 
+from dataclasses import replace
+
 import pytest
 
 import kvsim
 from kvsim.errors import UserError
+from kvsim.scenario.serving_sections import CacheSection
 from kvsim.simulation.run import build_policy
 from policies import CacheConfig, PluginWarning, available, current_name, plugins
+from policies.layouts.ring import RingOptions
 from policies.presets import ALIASES, PRESETS
 from real_engine.loading import build_policy as built_by_the_engine
 from tests.policies.invariants.subjects import FakeEntryPoint
@@ -23,7 +27,24 @@ def test_an_alias_means_the_preset_of_its_current_name(alias, name):
     assert kvsim.run(by_file, detail="requests").policy == name
     assert kvsim.run(kvsim.load("chat", **small), alias, detail="requests").policy == name
     assert build_policy(by_file, alias).name == name
-    assert built_by_the_engine(alias, CacheConfig(cells=256, max_tokens=100, n_layers=4), "anything").name == name
+    assert built_by_the_engine(alias, CacheConfig(cells=256, max_tokens=100), "anything").name == name
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
+def test_a_preset_takes_the_options_that_it_lists_and_refuses_others_in_a_line(preset):
+    stated = CacheSection().model_dump(include={*preset.parameters}, exclude_none=True)
+    assert preset(CacheConfig(cells=1024, **stated)).capacity > 0
+    with pytest.raises(ValueError, match=r"^no option 'holes' in this layout; (there are|it has none)") as refused:
+        preset(CacheConfig(cells=1024, holes=3))
+    assert all(key in str(refused.value) for key in {*stated} - {"pad"})
+    assert preset(CacheConfig(cells=1024, holes=3, for_any_layout=True)).capacity > 0
+
+
+def test_options_are_stated_one_by_one_or_changed_later():
+    config = replace(CacheConfig(64, options={"window": 9}, sinks=1).with_options(sinks=2), cells=32)
+    assert (config.cells, config.options) == (32, {"window": 9, "sinks": 2})
+    assert config.read(RingOptions) == RingOptions(window=9, sinks=2)
+    assert config.without_options() == CacheConfig(32)
 
 
 def test_an_alias_and_its_current_name_are_compared_once():

@@ -1,7 +1,5 @@
 """Generated text: equal under every policy, drawn from the softmax, mistakes refused in one line."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -45,7 +43,7 @@ def test_a_policy_that_evicts_does_so_by_the_attention_of_the_model(small, expec
     built = []
 
     def h2o(config):
-        built.append(available()["h2o"](replace(config, budget=12)))
+        built.append(available()["h2o"](config.with_options(budget=12)))
         return built[-1]
 
     text = generate(PROMPT, small, h2o, 20)

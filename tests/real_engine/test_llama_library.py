@@ -146,7 +146,7 @@ def test_unsupported_settings_are_refused(era, keys, why):
 
 
 def policy(name, **keys):
-    return available()[name](CacheConfig(**{"cells": 2048, "sequences": 4} | keys))
+    return available()[name](CacheConfig(**{"cells": 2048, "sequences": 4, "for_any_layout": True} | keys))
 
 
 @pytest.mark.parametrize(("era", "name"), [(era, name) for era, names in POLICIES.items() for name in names])

@@ -48,6 +48,7 @@ def teacher_forced_logits(model, name, kinds, n=48, engine_of=Engine):
         max_tokens=longest,
         window=longest,
         n_layers=model.transformer.shape.n_layers,
+        for_any_layout=True,
     )
     policy = available()[name](config)
     engine = engine_of(model.transformer, policy.groups, policy.kernel, 0)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from policies.policy import CacheConfig, Policy
 from policies.presets.preset import Preset
 from policies.presets.standard import paged
 
 
 def _no_evict(name: str, config: CacheConfig) -> Policy:
-    return paged(name, replace(config, admission="no-evict"))
+    return paged(name, config.with_options(admission="no-evict"))
 
 
 def _expected_length(name: str, config: CacheConfig) -> Policy:
-    return paged(name, replace(config, admission="expected"))
+    return paged(name, config.with_options(admission="expected"))
 
 
 _BLOCKS = "blocks of `block_size` cells from a free queue; freed blocks stay findable until they are taken"

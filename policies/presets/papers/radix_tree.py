@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 
 from policies.policy import CacheConfig, Policy
 from policies.presets.preset import Preset
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """All is as the paper has it."""
 
 
 def _radix_tree(name: str, config: CacheConfig) -> Policy:
@@ -21,9 +26,10 @@ def _radix_tree(name: str, config: CacheConfig) -> Policy:
     from policies.layouts.paged import PagedPolicy
     from policies.paging.eviction import free_blocks
 
+    config.read(NoOptions)
     return PagedPolicy(
         name,
-        replace(config, watermark=0.0, host_cells=0, admission="as-it-fits"),
+        config.without_options(),
         block_size=1,
         free=partial(free_blocks, "lru"),
         prefix_cache=True,

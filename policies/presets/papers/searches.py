@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from policies.policy import CacheConfig, Policy
 from policies.presets.preset import Preset
 
@@ -11,25 +9,25 @@ from policies.presets.preset import Preset
 def _first_fit(name: str, config: CacheConfig) -> Policy:
     from policies.layouts.sequence_regions import OraclePolicy
 
-    return OraclePolicy(name, replace(config, search="first-fit"))
+    return OraclePolicy(name, config.with_options(search="first-fit"))
 
 
 def _next_fit(name: str, config: CacheConfig) -> Policy:
     from policies.layouts.sequence_regions import OraclePolicy
 
-    return OraclePolicy(name, replace(config, search="next-fit"))
+    return OraclePolicy(name, config.with_options(search="next-fit"))
 
 
 def _buddy(name: str, config: CacheConfig) -> Policy:
     from policies.layouts.sequence_regions import OraclePolicy
 
-    return OraclePolicy(name, replace(config, search="buddy"))
+    return OraclePolicy(name, config.with_options(search="buddy"))
 
 
 def _slab(name: str, config: CacheConfig) -> Policy:
     from policies.layouts.sequence_regions import OraclePolicy
 
-    return OraclePolicy(name, replace(config, search="slab"))
+    return OraclePolicy(name, config.with_options(search="slab"))
 
 
 _REGION = "one region for each sequence, of its final length, "

@@ -13,39 +13,45 @@ from policies.presets.preset import Preset
 def _h2o(name: str, config: CacheConfig, *, compacts: bool = False, refill: bool = False) -> Policy:
     from policies.cells.token_ranks import DrawnAttention
     from policies.cells.token_rules import HeavyHitters
-    from policies.layouts.token_eviction import TokenEvictionPolicy
+    from policies.layouts.token_eviction import TokenEvictionOptions, TokenEvictionPolicy
 
-    attention = config.attention or DrawnAttention.by_all_queries(config.seed)
-    above = config.threshold if compacts else None
-    return TokenEvictionPolicy(name, config, HeavyHitters(config.budget), attention, compact_above=above, refill=refill)
+    options = config.read(TokenEvictionOptions)
+    attention = options.attention or DrawnAttention.by_all_queries(options.seed)
+    above = options.threshold if compacts else None
+    return TokenEvictionPolicy(
+        name, config, HeavyHitters(options.budget), attention, compact_above=above, refill=refill
+    )
 
 
 def _h2o_blocks(name: str, config: CacheConfig) -> Policy:
     from policies.cells.token_ranks import DrawnAttention
     from policies.cells.token_rules import HeavyBlocks
-    from policies.layouts.token_eviction import TokenEvictionPolicy
+    from policies.layouts.token_eviction import TokenEvictionOptions, TokenEvictionPolicy
 
-    attention = config.attention or DrawnAttention.by_all_queries(config.seed)
-    return TokenEvictionPolicy(name, config, HeavyBlocks(config.budget, config.block_size), attention)
+    options = config.read(TokenEvictionOptions)
+    attention = options.attention or DrawnAttention.by_all_queries(options.seed)
+    return TokenEvictionPolicy(name, config, HeavyBlocks(options.budget, options.block_size), attention)
 
 
 def _snapkv(name: str, config: CacheConfig, *, compacts: bool = False) -> Policy:
     from policies.cells.token_ranks import DrawnAttention
     from policies.cells.token_rules import PromptHeavy
-    from policies.layouts.token_eviction import TokenEvictionPolicy
+    from policies.layouts.token_eviction import TokenEvictionOptions, TokenEvictionPolicy
 
-    attention = config.attention or DrawnAttention.by_last_queries(config.seed)
-    above = config.threshold if compacts else None
-    return TokenEvictionPolicy(name, config, PromptHeavy(config.budget), attention, compact_above=above)
+    options = config.read(TokenEvictionOptions)
+    attention = options.attention or DrawnAttention.by_last_queries(options.seed)
+    above = options.threshold if compacts else None
+    return TokenEvictionPolicy(name, config, PromptHeavy(options.budget), attention, compact_above=above)
 
 
 def _streaming(name: str, config: CacheConfig) -> Policy:
     from policies.cells.token_ranks import DrawnAttention
     from policies.cells.token_rules import SinksAndRecent
-    from policies.layouts.token_eviction import TokenEvictionPolicy
+    from policies.layouts.token_eviction import TokenEvictionOptions, TokenEvictionPolicy
 
-    rule = SinksAndRecent(config.budget, min(config.sinks, config.budget - 1))
-    return TokenEvictionPolicy(name, config, rule, config.attention or DrawnAttention.by_all_queries(config.seed))
+    options = config.read(TokenEvictionOptions)
+    rule = SinksAndRecent(options.budget, min(options.sinks, options.budget - 1))
+    return TokenEvictionPolicy(name, config, rule, options.attention or DrawnAttention.by_all_queries(options.seed))
 
 
 _LAYOUT = "blocks of single tokens' cells; an evicted token leaves a hole, an empty block is free"

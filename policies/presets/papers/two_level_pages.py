@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 def _layers(config: CacheConfig) -> tuple[LayerGroup, LayerGroup]:
     """Layers with full attention, and those with a window, in the smallest numbers of this ratio."""
-    from policies.layouts.two_level import LayerGroup
+    from policies.layouts.two_level import LayerGroup, TwoLevelOptions
 
-    common = gcd(config.full_layers, config.window_layers)
-    return LayerGroup(config.full_layers // common), LayerGroup(config.window_layers // common, config.window)
+    options = config.read(TwoLevelOptions)
+    common = gcd(options.full_layers, options.window_layers)
+    return LayerGroup(options.full_layers // common), LayerGroup(options.window_layers // common, options.window)
 
 
 def _two_level(name: str, config: CacheConfig) -> Policy:

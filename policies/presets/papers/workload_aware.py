@@ -9,11 +9,11 @@ from policies.presets.preset import Preset
 
 
 def _workload_aware(name: str, config: CacheConfig) -> Policy:
-    from policies.layouts.paged import PagedPolicy
+    from policies.layouts.paged import PagedOptions, PagedPolicy
     from policies.paging.eviction import free_blocks
 
-    free = partial(free_blocks, "workload-aware")
-    return PagedPolicy(name, config, block_size=config.block_size, free=free, prefix_cache=config.prefix_cache)
+    options, free = config.read(PagedOptions), partial(free_blocks, "workload-aware")
+    return PagedPolicy(name, config, block_size=options.block_size, free=free, prefix_cache=options.prefix_cache)
 
 
 PRESETS = (

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from kvsim.errors import Livelock, UserError
-from policies.layouts.paged import PagedPolicy
+from policies.layouts.paged import PagedOptions, PagedPolicy
 from policies.paging.eviction import free_blocks
 from tests.worlds import Diary, Given, Listed, serve
 from workloads import Request, Segment
@@ -52,7 +52,7 @@ class Closed(PagedPolicy):
 
 
 def closed(config):
-    return Closed("closed", config, block_size=config.block_size, free=partial(free_blocks, "lru"))
+    return Closed("closed", config, block_size=config.read(PagedOptions).block_size, free=partial(free_blocks, "lru"))
 
 
 def livelock(world, rows, policy=None):

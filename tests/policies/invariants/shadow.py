@@ -8,6 +8,8 @@ or in the wrong order, shows as a cell that does not hold what the policy says i
 import numpy as np
 
 from policies.layouts.paged import PagedPolicy
+from policies.layouts.ring import RingOptions
+from policies.layouts.token_eviction import TokenEvictionOptions
 from policies.layouts.two_level import TwoLevelPolicy
 from tests.policies.invariants.words import Words, places_in
 
@@ -32,7 +34,11 @@ class Shadow:
         """All of that for each sequence in the host tier."""
         self.window = {g: {} for g, group in enumerate(policy.groups) if group.window is not None}
         """The tokens that must still be there, by group with a window and by open sequence."""
-        self.ring = min(config.window, config.max_tokens, policy.max_sequence_tokens) if policy.unbounded else None
+        self.ring = (
+            min(config.read(RingOptions).window, config.max_tokens, policy.max_sequence_tokens)
+            if policy.unbounded
+            else None
+        )
         """Tokens of a sequence that a ring keeps."""
         self.evicts = policy.forgets and not policy.unbounded
         """Whether single tokens of a sequence may go; those of a pass stay until another step needs room."""
@@ -255,7 +261,7 @@ class Shadow:
         if self.evicts:
             assert positions == sorted(set(positions))
             assert positions[-1:] == [len(text) - 1] * bool(text)
-            assert len(positions) >= min(len(text), self.config.budget)
+            assert len(positions) >= min(len(text), self.config.read(TokenEvictionOptions).budget)
             if len(positions) < len(text):
                 self.note("evicted")
             return [text[position] for position in positions]
@@ -267,7 +273,7 @@ class Shadow:
         if self.ring is None or len(text) <= self.ring:
             assert positions == list(range(len(text)))
             return text
-        sinks = min(self.config.sinks, self.ring - 1)
+        sinks = min(self.config.read(RingOptions).sinks, self.ring - 1)
         newest = self.ring - sinks
         assert positions[:sinks] == list(range(sinks))
         first = positions[sinks]

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from policies import EVICTIONS, CacheConfig, Content, available
 from policies.cells.region_search import SEARCHES
 from policies.layouts.llamacpp import mid_2025, today
-from policies.layouts.multi_stream import CacheSpec
-from policies.layouts.paged import PagedPolicy
+from policies.layouts.multi_stream import CacheSpec, StreamOptions
+from policies.layouts.paged import PagedOptions, PagedPolicy
+from policies.layouts.unified import ArenaOptions
 from policies.paging.eviction import free_blocks
 from policies.presets.papers.token_eviction import PRESETS as TOKEN_EVICTION
 
@@ -34,15 +35,16 @@ PACK_EVERYTHING = {"full-compaction", "adaptive", "threshold-compaction", "idle-
 
 def mid_2025_with_defragmentation(config):
     cache = [CacheSpec(config.cells, 32)]
-    return mid_2025("mid-2025", config, cache, threshold=config.threshold, max_nodes=1024)
+    return mid_2025("mid-2025", config, cache, threshold=config.read(ArenaOptions).threshold, max_nodes=1024)
 
 
 def tight_sliding_window(config):
     """A window cache with hardly more cells than one window, so that they are used again and again."""
-    streams = 1 if config.unified else config.sequences
+    options = config.read(StreamOptions)
+    streams = 1 if options.unified else config.sequences
     size = config.cells // streams
-    window = min(size, config.window * (config.sequences if config.unified else 1) + config.n_ubatch)
-    caches = [CacheSpec(size, 32, share=0.5), CacheSpec(window, 32, window=config.window, share=0.5)]
+    window = min(size, options.window * (config.sequences if options.unified else 1) + config.n_ubatch)
+    caches = [CacheSpec(size, 32, share=0.5), CacheSpec(window, 32, window=options.window, share=0.5)]
     return today("tight sliding-window", config, caches, n_streams=streams)
 
 
@@ -50,13 +52,20 @@ def window_with_tails_only(config):
     """A paged window in which only the end of each prompt is found again."""
     lru = partial(free_blocks, "lru")
     return PagedPolicy(
-        "tails only", config, block_size=4, free=lru, prefix_cache=True, window=config.window, tail_only=True
+        "tails only",
+        config,
+        block_size=4,
+        free=lru,
+        prefix_cache=True,
+        window=config.read(PagedOptions).window,
+        tail_only=True,
     )
 
 
 def paged_over_a_host_tier(config):
     """So few blocks that the tier is much in use."""
-    config = replace(config, cells=min(config.cells, 48), host_cells=config.host_cells or 64, prefix_cache=True)
+    host_cells = config.read(PagedOptions).host_cells or 64
+    config = replace(config.with_options(host_cells=host_cells, prefix_cache=True), cells=min(config.cells, 48))
     return available()["paged"](config)
 
 
@@ -131,6 +140,7 @@ CONFIGS = st.builds(
     watermark=st.sampled_from([0.0, 0.1]),
     host_cells=st.sampled_from([0, 16, 64]),
     future=st.just(expected_requests),
+    for_any_layout=st.just(True),
 )
 SEQUENCES = st.integers(0, 5)
 SHARES = st.sampled_from([0.5, 0.0, 0.2, 0.8, 0.99])

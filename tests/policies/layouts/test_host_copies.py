@@ -12,7 +12,9 @@ from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
 from tests.policies.invariants.rules import CacheMachine
 from tests.policies.invariants.subjects import POLICIES
 
-CONFIG = CacheConfig(cells=48, n_ubatch=6, sequences=4, max_tokens=40, pad=8, window=7, threshold=0.05)
+CONFIG = CacheConfig(
+    cells=48, n_ubatch=6, sequences=4, max_tokens=40, pad=8, window=7, threshold=0.05, for_any_layout=True
+)
 COPYING = {
     **{name: POLICIES[name] for name in ("contiguous", "fill-holes", "full-compaction")},
     "in a row": lambda config: MultiStreamPolicy("in a row", config, [CacheSpec(config.cells)], contiguous=True),

@@ -10,6 +10,7 @@ from tests.policies.placement.stories import SEEDS, live, story
 NAMES = ("paged", "vllm", "chunked", "paged-window", "vattention", "no-evict", "expected-length", "radix-tree")
 CONFIGS = st.builds(
     CacheConfig,
+    for_any_layout=st.just(True),
     cells=st.sampled_from([64, 130, 400]),
     n_ubatch=st.sampled_from([2, 8, 64]),
     max_tokens=st.sampled_from([16, 60]),

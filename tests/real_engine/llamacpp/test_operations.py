@@ -37,6 +37,7 @@ class RandomOperations:
             window=WINDOW,
             unified=unified,
             n_layers=model.n_layers,
+            for_any_layout=True,
         )
         settings = ContextSettings(
             cells=0,
