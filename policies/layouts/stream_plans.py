@@ -59,7 +59,6 @@ def check_step(streams: StreamArenas, step: Sequence[Chunk]) -> None:
     if streams.n_streams == 1 and streams.arenas[-1][0].continues(step):
         return
     next_position: dict[int, int] = {}
-    together: dict[int, set[int]] = {}
     arenas = streams.arenas[-1]
     for chunk in step:
         for seq in chunk.seqs if chunk.also else (chunk.seq,):
@@ -70,16 +69,12 @@ def check_step(streams: StreamArenas, step: Sequence[Chunk]) -> None:
             if chunk.start != expected:
                 raise Rejected(f"sequence {seq} ends at {expected - 1}, its next chunk starts at {chunk.start}")
             next_position[seq] = chunk.start + chunk.n
-            if chunk.also or together:
-                together[seq] = together.get(seq, set(chunk.seqs)) & set(chunk.seqs)
-                if not together[seq]:
-                    raise Rejected(f"sequence {seq} belongs to incompatible sets of sequences")
         for seq in chunk.also:
             first, other = (arenas[streams.stream_of(s)] for s in (chunk.seq, seq))
             ends = (first.first_position(chunk.seq), first.last_position(chunk.seq))
             if ends != (other.first_position(seq), other.last_position(seq)):
                 raise Rejected(f"sequence {chunk.seq} is coupled to {seq}, but they have diverged")
-    if together and streams.n_streams > 1:
+    if streams.n_streams > 1 and any(chunk.also for chunk in step):
         # Not a fault of the batch, in the original's eyes: it only finds no way to split it.
         raise OutOfCells("coupled sequences need a unified cache")
 

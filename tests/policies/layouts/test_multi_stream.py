@@ -122,14 +122,19 @@ def test_sequences_that_agree_may_go_on_together():
     assert batch.views[0].cells.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_coupled_sequences_find_no_place_in_separate_streams():
+@pytest.mark.parametrize("n_streams", [2, 4])
+def test_coupled_sequences_find_no_place_in_separate_streams(n_streams):
     """A token lies in one stream only; llama.cpp cannot split such a batch, and returns 1."""
-    policy = with_two_sequences(n_streams=4)
+    policy = with_two_sequences(n_streams=n_streams)
     policy.free(1)
+    together = Chunk(0, 4, 1, (1,))
+    with pytest.raises(Rejected, match=r"^sequence 0 is coupled to 1, but they have diverged$"):
+        policy.allocate([together])
     policy.copy(0, 1)
     before = policy.occupancy()
-    with pytest.raises(OutOfCells, match="need a unified cache"):
-        policy.allocate([Chunk(0, 4, 1, (1,))])
+    for step in ([together], [together, Chunk(0, 5, 2, (1,))]):
+        with pytest.raises(OutOfCells, match="need a unified cache"):
+            policy.allocate(step)
     assert policy.occupancy().owners == before.owners
 
 

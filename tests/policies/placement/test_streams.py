@@ -35,6 +35,21 @@ def test_rows_take_the_cells_that_steps_take_that_are_asked_for(make, seed):
     live(make, story(seed, tokens=40), most=150)
 
 
+@pytest.mark.parametrize(("n_ubatch", "passes"), [(1, [2, 2, 1]), (2, [3, 2]), (3, [4, 1]), (4, [5]), (5, [5])])
+def test_consecutive_streams_share_passes_as_far_as_a_pass_has_room(n_ubatch, passes):
+    """A micro-batch of single tokens is one longer than the limit (``split_equal``); a prompt beside them fills it."""
+    config = CacheConfig(cells=7 * 64, n_ubatch=n_ubatch, sequences=7)
+    twins = Twins(lambda: MultiStreamPolicy("apart", config, [CacheSpec(64, 1)], n_streams=7, kernel="tiled"))
+    for seq in range(5):
+        assert twins.step([Chunk(seq, 0, 3)])
+    assert twins.join(range(5)) == list(range(5))
+    assert twins.step()
+    assert [len(work.rows) for work in twins.rule.passes] == passes
+    assert twins.step([Chunk(5, 0, 4), Chunk(6, 0, 1)])
+    assert twins.step([Chunk(6, 1, 2), Chunk(5, 4, 2)])
+    assert twins.step()
+
+
 @given(st.booleans(), st.sampled_from([0.05, 0.3]), SEEDS)
 @settings(max_examples=12, deadline=None)
 def test_compaction_comes_before_the_same_steps(contiguous, threshold, seed):

@@ -1,0 +1,57 @@
+"""Runs in an order that overwrites nothing still needed, against moving all of them at once."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.cells.ordering import in_safe_order, new_cells
+from policies.vocabulary import Moves
+
+
+def changing_places(lengths, order):
+    """Runs that put segments of these lengths, one behind another, into another order; segments that stay are none."""
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    runs, at = [], 0
+    for i in order:
+        if at != starts[i]:
+            runs.append((int(starts[i]), at, lengths[i]))
+        at += lengths[i]
+    return Moves.from_runs(runs)
+
+
+def at_once(runs, size):
+    """Which cell's token each cell has when all runs have read before any has written."""
+    cells = np.arange(size)
+    for src, dst, n in zip(runs.src, runs.dst, runs.length, strict=True):
+        cells[dst : dst + n] = np.arange(src, src + n)
+    return cells
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.randoms(use_true_random=False), st.integers(0, 12))
+def test_segments_change_places_however_little_room_there_is(lengths, random, room):
+    """Where a cycle is longer than the room, only what fits is set aside at a time."""
+    runs = changing_places(lengths, random.sample(range(len(lengths)), len(lengths)))
+    packed = sum(lengths)
+    found = in_safe_order(runs, packed, packed + room)
+    cells = np.arange(packed + room)
+    found.apply(cells)
+    if not room and not found.n_runs:
+        return
+    assert (cells[:packed] == at_once(runs, packed)).all()
+    assert ((found.src < packed + room) & (found.dst + found.length <= packed + room)).all()
+    held = np.arange(packed + room) < packed
+    assert (new_cells(found, held)[cells[:packed]] == np.arange(packed)).all()
+
+
+@pytest.mark.parametrize(("room", "aside"), [(1, 1), (2, 2), (3, 3), (7, 3)])
+def test_of_two_runs_that_change_places_the_shorter_is_set_aside_or_as_much_of_it_as_fits(room, aside):
+    runs = changing_places([8, 3], [1, 0])
+    found = in_safe_order(runs, 11, 11 + room)
+    assert found.length[found.dst >= 11].max() == aside
+    assert (found.src[found.dst >= 11] >= 8).all()
+
+
+def test_a_full_cache_in_cycles_is_left_as_it_is():
+    assert in_safe_order(changing_places([8, 3], [1, 0]), 11, 11).n_runs == 0
