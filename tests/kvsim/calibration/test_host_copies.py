@@ -62,6 +62,7 @@ def test_runs_that_were_not_told_apart_cost_nothing():
     assert found.out_per_copy_s.value == pytest.approx(1e-4)
 
 
+@pytest.mark.slow
 def test_a_calibration_finds_what_copies_cost():
     """On a machine whose pace drifts: within a tenth, both ways, in one run and in many."""
     clock = DriftingClock(noise=0.01)

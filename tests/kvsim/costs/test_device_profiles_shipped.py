@@ -68,6 +68,7 @@ def test_the_devices_rank_as_their_bandwidths_do():
     assert ranks == ["b200_sxm", "h200_sxm", "h100_sxm", "a100_sxm", "l40s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100_sxm-qwen3-14b", "a100_sxm-llama-3.1-8b"])
 def test_a_shipped_profile_is_fitted_to_what_the_package_says_now(name):
     from kvsim.calibration.published.make import SEED

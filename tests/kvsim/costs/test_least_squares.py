@@ -56,6 +56,7 @@ def test_intervals_are_those_of_resampled_origins():
     assert all(found.high - found.low < 1e-6 for found in exact)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1000), st.floats(1e-6, 10), st.floats(1e-9, 1))
 def test_intervals_hold_the_value(seed, base, slope):
     rng = np.random.default_rng(seed)

@@ -153,6 +153,7 @@ def known_passes(rng, n=3000):
     return samples
 
 
+@pytest.mark.slow
 def test_a_fit_by_regime_recovers_what_made_the_passes():
     fitted = fit_regimes(known_passes(np.random.default_rng(3)), np.random.default_rng(4))
     for errors in fitted.errors.values():

@@ -59,6 +59,7 @@ def test_t_intervals_cover_the_true_mean():
     assert coverage(map(replication_interval, rows), 1.0) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / len(rows))
 
 
+@pytest.mark.slow
 def test_quantiles_over_replications_cover_the_true_quantile_of_a_queue():
     rows = mm1_sojourns(np.random.default_rng(6), 6_000, 0.5, runs=1000)[:, 500:]
     truth = -math.log(0.05) / 0.5
@@ -130,6 +131,7 @@ def test_a_ratio_with_a_denominator_near_zero_is_unbounded():
     assert (same.low, same.high) == (pytest.approx(1.0), pytest.approx(1.0))
 
 
+@pytest.mark.slow
 def test_a_wrong_best_is_rare():
     """With six nearly equal systems, one that is not the best is named best at most one time in twenty."""
     rng = np.random.default_rng(13)

@@ -10,11 +10,12 @@ from tests.kvsim.engines.recordings.stepped_servers import KNOWN, Asked, asked, 
 PANELS = 6
 
 
-@pytest.fixture
-def figure(tmp_path):
+@pytest.fixture(scope="module")
+def figure(tmp_path_factory):
     """A row of llama-server with its steps, then one of vLLM with its steps."""
     ask = Asked(asked(30), pace=lambda at_s: 1.3 if at_s > 6 else 1.0)
-    paths = [write(tmp_path / f"{i}.jsonl", make(ask)) for i, make in enumerate((llama_recording, vllm_recording))]
+    folder = tmp_path_factory.mktemp("recorded")
+    paths = [write(folder / f"{i}.jsonl", make(ask)) for i, make in enumerate((llama_recording, vllm_recording))]
     return validate_recorded(paths, KNOWN)
 
 

@@ -293,6 +293,7 @@ def test_tables_and_reports_are_headed_by_what_was_assumed(tmp_path):
     assert again["assumed"] == lines
 
 
+@pytest.mark.slow
 def test_a_saved_comparison_runs_again_as_it_did(tmp_path):
     """What was left open is still open in the scenario that is saved, so it follows from each policy once more."""
     compared = kvsim.compare(said("paged"), ["contiguous", "llama.cpp-b6975"], snapshots=False)

@@ -29,6 +29,7 @@ def test_steps_are_composed_ahead_on_gpus_and_that_is_said():
     for scenario in (load_scenario(ON_4090), load_scenario("chat", model="llama-3.1-8b", device="h100_sxm")):
         assert scenario.server.async_scheduling
         assert AHEAD in assumptions(scenario)[0]
+        assert "".join(assumptions(scenario)).count("--max-num-batched-tokens") == 1, "said of the device alone"
         assert "async_scheduling = true" in scenario.to_toml()
     for stated in (True, False):
         scenario = load_scenario({**ON_4090, "server": {"async_scheduling": stated}})

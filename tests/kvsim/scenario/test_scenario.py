@@ -309,6 +309,7 @@ def outcome(path):
         return None, str(e)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(table=tables | nearly_chat)
 def test_any_table_is_loaded_or_refused(any_path, table):
@@ -323,6 +324,7 @@ def test_any_table_is_loaded_or_refused(any_path, table):
         assert load_scenario(any_path).to_toml() == scenario.to_toml()
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(content=st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_any_bytes_are_loaded_or_refused(any_path, content):

@@ -168,6 +168,7 @@ class HostCacheMachine(RuleBasedStateMachine):
         assert self.cache._free.size - self.cache._free.total == len(taken)
 
 
+@pytest.mark.slow
 class TestHostCache(HostCacheMachine.TestCase):
     settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 

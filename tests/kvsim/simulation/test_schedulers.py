@@ -169,6 +169,7 @@ def test_every_request_ends_once_and_leaves_nothing_behind(seed, workload, serve
     check(seed, workload, server, cache)
 
 
+@pytest.mark.slow
 @settings(max_examples=45, deadline=None)
 @given(
     st.integers(0, 999),

@@ -28,6 +28,7 @@ def priced(n=200, seed=0, device="h100_sxm", model="llama-3.1-8b", **given):
     return package_passes(ask(device, model, **given), np.random.default_rng(seed), n)
 
 
+@pytest.mark.slow
 def test_linear_costs_are_found_again_in_both_regimes(package):
     fitted = fit_regimes(priced(600), np.random.default_rng(0))
     for regime, error in fitted.errors.items():
@@ -189,6 +190,7 @@ def no_network(monkeypatch):
         monkeypatch.setattr(socket, name, refuse)
 
 
+@pytest.mark.slow
 @real
 def test_the_real_package_prices_without_the_network(no_network, capfd):
     seconds = pricer(ask("h100_sxm", "llama-3.1-8b"))

@@ -10,6 +10,7 @@ from kvsim.calibration.published.sampling import Reach, plan_passes
 REACHES = st.builds(Reach, context=st.integers(512, 131_072), cells=st.integers(20_000, 1_000_000))
 
 
+@pytest.mark.slow
 @given(REACHES, st.integers(0, 9))
 def test_no_pass_goes_further_than_it_may(reach, seed):
     for each in plan_passes(reach, np.random.default_rng(seed), 60):

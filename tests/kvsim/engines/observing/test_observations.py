@@ -33,12 +33,13 @@ def test_a_run_is_added_to_the_runs_before(out):
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
 
 
-def test_a_torn_line_is_ended_first(out):
-    out.write_text('{"torn')
+@pytest.mark.parametrize("torn", ["{", '{"torn'])
+def test_a_torn_line_is_ended_first(out, torn):
+    out.write_text(torn)
     file = opened(out)
     file.write({"n": 1})
     file.close()
-    assert out.read_text().split("\n")[0] == '{"torn'
+    assert out.read_text().split("\n")[0] == torn
     assert [json.loads(line) for line in out.read_text().splitlines()[1:]] == [HEADER, {"n": 1}]
 
 
