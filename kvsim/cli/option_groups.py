@@ -70,6 +70,13 @@ def _parameters(group: Any) -> list[Parameter]:
     ]
 
 
+def refuse(options: Any, why: str, *names: str) -> None:
+    """Raise ``UserError`` if one of these fields of a dataclass of options has another value than its default."""
+    for field in fields(options):
+        if field.name in names and getattr(options, field.name) != field.default:
+            raise UserError(f"--{field.name.replace('_', '-')}: {why}")
+
+
 @dataclass(frozen=True)
 class ScenarioOptions:
     """A scenario, and what is replaced in it."""

@@ -68,13 +68,6 @@ def servers_asked(urls: Sequence[str], flags: Sequence[str], logs: Sequence[Path
     return [ServerAsked(url, typed, log=log, **same) for url, typed, log in each]
 
 
-def refuse_options(given: dict[str, bool], why: str) -> None:
-    """Raise ``UserError`` if an option was given."""
-    for option, is_given in given.items():
-        if is_given:
-            raise UserError(f"{option}: {why}")
-
-
 def check_httpx() -> None:
     """Raise ``UserError`` unless servers can be asked."""
     if find_spec("httpx") is None:
