@@ -11,9 +11,8 @@ import pytest
 import kvsim
 import workloads
 from benchmarks.startup import sign_interval
-from kvsim.cli.app import COMMANDS, app
+from kvsim.cli.app import COMMANDS, LazyCommand, app
 from kvsim.cli.commands import record
-from kvsim.cli.lazy import LazyCommand
 from tests.paths import ROOT
 from tests.worlds import python
 

@@ -6,14 +6,14 @@ Exit codes: 0 done, 1 a check failed, 2 the user's input is wrong, 130 interrupt
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from kvsim.cli.console import fail, plain_warnings
-from kvsim.cli.lazy import LazyCommand
 from kvsim.errors import Divergence, NoTimes, UserError
 from kvsim.installation import NAME, described, install_extra
 
@@ -41,6 +41,24 @@ COMMANDS = {
     "generate": "Generate text with the NumPy engine, on a cache under any policy.",
 }
 """Each command and its line in the list of commands; the module in ``kvsim.cli.commands`` bears the same name."""
+
+
+class LazyCommand(TyperCommand):
+    """Stands for a command, or a group of commands, until it is called; listings and completion need only its name.
+
+    ``module`` has the command as a ``typer.Typer`` called ``app``.
+    """
+
+    def __init__(self, name: str, module: str, help: str):
+        super().__init__(name, help=help)
+        self.module = module
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Import the command and have it parse its arguments; the context is that of the command itself."""
+        command = get_command(import_module(self.module).app)
+        command.name = self.name
+        return command.make_context(info_name, args, parent=parent, **extra)
+
 
 _entrance = typer.Typer(
     name=NAME,

@@ -75,13 +75,6 @@ def half_width(scale: float = 1.0, unit: str = "") -> Callable[[Interval], str]:
     return lambda interval: plus_minus(interval, scale, unit)
 
 
-def both_ends(scale: float = 1.0, unit: str = "") -> Callable[[Interval], str]:
-    """Writes an estimate with both ends of its interval; ``scale`` multiplies all three."""
-    from kvsim.experiments.interval_text import with_ends
-
-    return lambda interval: with_ends(interval, scale, unit)
-
-
 def interval_of(ends: Mapping[str, Any] | None, measure: str = "") -> Interval | None:
     """The interval of an object, or of a measure in a row: its ``value``, ``low`` and ``high``; None without a value.
 

@@ -24,26 +24,14 @@ from policies import available
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvsim.advice.recommend.device_comparison import DeviceComparison
-    from kvsim.advice.recommend.memory_answer import MemoryAnswer
-    from kvsim.advice.recommend.recommendation import Recommendation
+    from kvsim.advice.recommend.advice import Advice
     from kvsim.engines.live.verification import CheckedBound, Verification
 
 Saved = Mapping[str, Any]
 
 
-def recommendation_report(found: Recommendation, folder: Path | None = None) -> Report:
-    """The best settings, what to type, and what was ruled out; ``folder``: where the results are saved."""
-    return recommendation_of(found.to_dict(), folder)
-
-
-def device_report(found: DeviceComparison, folder: Path | None = None) -> Report:
-    """A row for each device, and what to type there."""
-    return recommendation_of(found.to_dict(), folder)
-
-
-def memory_answer_report(found: MemoryAnswer, folder: Path | None = None) -> Report:
-    """Why there are no times and how to get them, and what memory says."""
+def advice_report(found: Advice, folder: Path | None = None) -> Report:
+    """The best settings, devices, or what memory says; ``folder``: where the results are saved."""
     return recommendation_of(found.to_dict(), folder)
 
 

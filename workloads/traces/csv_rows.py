@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from workloads.generators.lengths import MAX_TOKENS
 from workloads.request import WorkloadError
 from workloads.traces.bad_rows import FlawError, check_text, quoted
 from workloads.traces.files import not_utf8, shown_path
@@ -147,11 +146,6 @@ def check_fields(row: list[str], header: list[str]) -> list[str]:
         column = next(name for name, field in zip(header, row, strict=True) if "\0" in field)
         raise FlawError(f"{quoted(column)}: a zero byte; text is expected")
     return row
-
-
-def parse_tokens(column: str, text: str) -> int:
-    """Parse a number of tokens. Raises ``FlawError``."""
-    return parse_whole(column, text, 1, MAX_TOKENS, " of tokens")
 
 
 def parse_whole(column: str, text: str, low: int, high: int, of: str = "") -> int:

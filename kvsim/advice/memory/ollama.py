@@ -54,11 +54,6 @@ class OllamaSettings:
         """The command line."""
         return " ".join([*(each.typed for each in self.effects), COMMAND])
 
-    @property
-    def missing_lines(self) -> list[str]:
-        """A line for each option that no variable expresses."""
-        return [f"not in Ollama: {option}: {why}" for option, why in self.missing.items()]
-
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
         return {

@@ -13,7 +13,7 @@ import kvsim
 from kvsim.advice.recommend.search import SearchBudget
 from kvsim.cli.console import draw_report
 from kvsim.reports.comparison_plots import latency_ranges
-from kvsim.reports.formats import both_ends, half_width, interval_of, number, share, size
+from kvsim.reports.formats import half_width, interval_of, number, share, size
 from kvsim.reports.page import html as html_of
 from kvsim.reports.report import Cell, Column, Report, Section, SnapshotStrip, Table, report_of
 from kvsim.simulation.snapshots import FILE, Frame, Snapshots, load_snapshots
@@ -105,11 +105,7 @@ def test_text_of_users_is_escaped():
         (float("nan"), number, Cell("–")),
         ("Paged", str, Cell("Paged", "paged")),
         (True, str, Cell("True", "true")),
-        (
-            interval_of({"value": 0.00525, "low": 0.004, "high": 0.0065}),
-            both_ends(1e3),
-            Cell("5.2 (4.0 to 6.5)", 0.00525),
-        ),
+        (interval_of({"value": 0.00525, "low": 0.004, "high": 0.0065}), half_width(1e3), Cell("5.2 ±1.2", 0.00525)),
         (interval_of({"x": 5.25, "x_low": 5.0, "x_high": 5.5}, "x"), half_width(), Cell("5.25 ±0.25", 5.25)),
         (interval_of({"value": 5.25, "low": None, "high": 6.5}), half_width(), Cell("5.25", 5.25)),
         (interval_of({"value": None}), half_width(), Cell("–")),
