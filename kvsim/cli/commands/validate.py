@@ -83,9 +83,9 @@ class Options:
     key_env: KeyEnv = None
     allow_remote: AllowRemote = False
     timeout: Silence = 300.0
-    resume: Annotated[
-        bool, typer.Option("--resume", help="With --url: continue where an earlier command ended.")
-    ] = False
+    resume: Annotated[bool, typer.Option("--resume", help="With --url: continue where an earlier command ended.")] = (
+        False
+    )
     model: Annotated[
         str | None, typer.Option(help="Replace the scenario's model.", autocompletion=completion.engine_models)
     ] = None

@@ -91,6 +91,11 @@ def test_whatever_has_names_offers_them():
     assert without == []
 
 
+def test_no_option_has_a_tuple_by_default():
+    """As a comma behind the value of a field would make it; Typer takes it for several values."""
+    assert [path for path, parameter in options(app) if isinstance(parameter.default, tuple)] == []
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_that_a_shell_reads(shell, monkeypatch):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
