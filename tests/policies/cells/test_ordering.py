@@ -59,3 +59,15 @@ def test_of_two_runs_that_change_places_the_shorter_is_set_aside_or_as_much_of_i
 
 def test_a_full_cache_in_cycles_is_left_as_it_is():
     assert in_safe_order(changing_places([8, 3], [1, 0]), 11, 11).n_runs == 0
+
+
+@pytest.mark.parametrize("holes", [5, 40])
+def test_tokens_that_fill_holes_are_followed_however_many_runs_there_are(holes):
+    """Cells ``3 i`` and ``3 i + 1`` are filled by those behind the last of them; cells ``3 i + 2`` stay."""
+    first = 3 * holes + 4
+    plan = Moves.from_runs([(first + 3 * i, 3 * i, 2) for i in range(holes)])
+    used = np.arange(6 * holes + 8) < 3 * holes
+    goes = new_cells(plan, used)
+    for i in range(holes):
+        assert goes[first + 3 * i : first + 3 * i + 2].tolist() == [3 * i, 3 * i + 1]
+        assert goes[3 * i + 2] == 3 * i + 2

@@ -22,6 +22,16 @@ def test_a_text_may_become_known_while_it_is_written():
     assert policy.match(1, SAME, 20) == 8
 
 
+@pytest.mark.parametrize("watermark", [0.0, 0.2])
+def test_a_chunk_finds_room_only_if_the_whole_of_its_sequence_does(watermark):
+    """Of five blocks, of which one must stay free for those that run where others wait."""
+    policy = cache(5, watermark=watermark)
+    most = 20 - 4 * (watermark > 0)
+    assert not policy.reserve(Chunk(0, 0, 4), whole=most + 1, waits=True)
+    assert policy.reserve(Chunk(0, 0, 4), whole=most, waits=True)
+    assert table(policy, 0) == [1]
+
+
 def test_a_sequence_without_text_is_never_found():
     policy = cache(4)
     tell(policy, 0, NOTHING)
