@@ -359,7 +359,7 @@ TWO_REQUESTS = [
 
 def answered(number, prompt, id_slot, prompt_ms, predicted_ms, send_s, answer=253):
     result = {"id_slot": id_slot, "prompt_ms": prompt_ms, "predicted_ms": predicted_ms}
-    return SentRequest(number, prompt, 2, answer, tokens=[answer] * 2, send_s=send_s, status=200, result=result)
+    return SentRequest(number, prompt, 2, answer=answer, tokens=[answer] * 2, send_s=send_s, status=200, result=result)
 
 
 def of_type(records, wanted):
@@ -401,9 +401,9 @@ def test_what_has_no_times_is_joined_by_its_length(log):
     ]
     nothing = {"id_slot": 1, "prompt_ms": 0.0, "predicted_ms": 0.0}
     sent = [
-        SentRequest(0, [], 3, 253, status=400, error={"code": 400}),
-        SentRequest(1, "", 3, 253, send_s=0.1, status=200, result=nothing),
-        SentRequest(2, list(range(300)), 3, 253, send_s=0.2, status=400, error={"code": 400}),
+        SentRequest(0, [], 3, answer=253, status=400, error={"code": 400}),
+        SentRequest(1, "", 3, answer=253, send_s=0.1, status=200, result=nothing),
+        SentRequest(2, list(range(300)), 3, answer=253, send_s=0.2, status=400, error={"code": 400}),
         answered(3, [5, 6, 7], 1, 12.5, 30.25, 0.3),
     ]
     requests = of_type(recording(read_log(log(*lines)), sent, {}), "request")
@@ -435,7 +435,7 @@ def test_requests_that_fail_before_they_begin_are_joined_by_their_marks(log):
     ]
     assert read_log(log(*lines)).marks == {4: 101.0, 7: 100.0}
     sent = [
-        SentRequest(i, [1, 2, 3], 5, 253, mark=mark, send_s=send_s, status=500, error={"code": 500})
+        SentRequest(i, [1, 2, 3], 5, answer=253, mark=mark, send_s=send_s, status=500, error={"code": 500})
         for i, mark, send_s in ((0, 100.0, 0.2), (1, 101.0, 0.1), (2, 102.0, 0.0))
     ]
     requests = of_type(recording(read_log(log(*lines)), sent, {}), "request")
