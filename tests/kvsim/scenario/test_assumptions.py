@@ -275,7 +275,7 @@ def test_tables_and_reports_are_headed_by_what_was_assumed(tmp_path):
     assert printed.splitlines()[2:4] == lines[:2]
     out = tmp_path / "out"
     printed = succeeded(command("compare", str(file), "-p", "llama.cpp-today", "-p", "vllm", "--out", str(out)))
-    assert printed.splitlines()[3:6] == lines
+    assert printed.splitlines()[4:7] == lines
     saved = json.loads((out / "mine" / "comparison.json").read_text())
     assert [run["assumed"] for run in saved["policies"]] == [lines[:2], [lines[0], lines[2]]]
     page = tmp_path / "page.html"
