@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from kvsim.model.storage_types import row_bytes
+from kvsim.model.storage_types import row_bytes, weight_bytes
 
 Kind = Literal["full", "window", "latent"]
 
@@ -29,12 +29,37 @@ class AttentionGroup:
     """Size of a V head."""
     window: int | None = None
     """Tokens in the sliding window."""
+    score_width: int = 0
+    """Numbers that each query head multiplies with a cell, for the score and for the sum, where they are not ``k_head``
+    and ``v_head``: a latent is first expanded to them."""
+
+    @property
+    def multiplied(self) -> int:
+        """Numbers that each query head multiplies with a cell."""
+        return self.score_width or self.k_head + self.v_head
 
     @property
     def title(self) -> str:
         """Description for tables, with the number of layers."""
         what = {"full": "full attention", "window": f"window of {self.window or 0:,}", "latent": "latent"}[self.kind]
         return f"{what}, {self.layers} layer{'s' * (self.layers != 1)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PassWeights:
+    """Weights that a forward pass treats alike."""
+
+    numbers: int
+    kind: str = "default"
+    """Their storage type; ``default`` is the type that users may choose."""
+    stored: int | None = None
+    """Their bytes, if read from a GGUF file."""
+
+    def bytes(self, chosen: str) -> int:
+        """Their size, where ``chosen`` is the type of ``default`` weights."""
+        if self.stored is not None:
+            return self.stored
+        return weight_bytes(chosen if self.kind == "default" else self.kind, self.numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +85,13 @@ class MemoryShape:
     """Bytes of weights by storage type, if read from a GGUF file; either this or ``parameters`` is empty."""
     default_type: str
     """The type of ``default`` weights unless the user chooses another."""
+    matrices: PassWeights
+    """Weights that every pass reads whole and multiplies with each of its tokens: all but the next two and the table of
+    embeddings."""
+    experts: PassWeights
+    """Weights of all experts, of which a pass reads those that its tokens choose."""
+    head: PassWeights
+    """Weights that are multiplied once for each sequence: the language-model head."""
     n_experts: int = 0
     """Experts in a layer, of which each token uses some; 0 without."""
     experts_per_token: int = 0

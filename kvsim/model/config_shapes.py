@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvsim.errors import UserError
-from kvsim.model.attention_groups import AttentionGroup, MemoryShape
+from kvsim.model.attention_groups import AttentionGroup, MemoryShape, PassWeights
 from kvsim.model.gguf_file import LARGEST, LARGEST_LAYERS
 
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -205,7 +205,8 @@ class ModelConfig(BaseModel):
         """The groups of layers that cache alike. Raises ``ValueError`` for layers that are not planned."""
         if self.kv_lora_rank is not None:
             row = self.kv_lora_rank + (self.qk_rope_head_dim or 0)
-            return (AttentionGroup("latent", self.num_hidden_layers, row, 0, row, 0),)
+            width = (self.qk_nope_head_dim or 0) + (self.qk_rope_head_dim or 0) + (self.v_head_dim or 0)
+            return (AttentionGroup("latent", self.num_hidden_layers, row, 0, row, 0, score_width=width),)
         windowed = self._windowed()
         head, row = self.d_head, self.kv_heads * self.d_head
         groups = []
@@ -257,6 +258,18 @@ class ModelConfig(BaseModel):
         experts = (n - first) * self.n_experts * 3 * d * self.d_expert
         return outside + n * attention + first * dense + (n - first) * sparse, experts
 
+    def by_use(self) -> tuple[PassWeights, PassWeights, PassWeights]:
+        """The weights outside experts, in experts and in the head (``MemoryShape``)."""
+        numbers, experts = self.count()
+        table = self.vocab_size * self.hidden_size
+        tied = self.family.tied if self.tie_word_embeddings is None else self.tie_word_embeddings
+        narrow = (self.quantization_config or {}).get("quant_method") == "mxfp4"
+        return (
+            PassWeights(numbers - table * (1 if tied else 2)),
+            PassWeights(experts, "mxfp4" if narrow else "default"),
+            PassWeights(table),
+        )
+
     def _attention_weights(self) -> int:
         """Weights of the attention of one layer, biases and norms of queries and keys included."""
         d, heads, family = self.hidden_size, self.num_attention_heads, self.family
@@ -307,6 +320,7 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemorySha
     except ValueError as e:
         raise UserError(f"{source}: {e}") from None
     parameters, default_type = config.weights()
+    matrices, experts, head = config.by_use()
     return MemoryShape(
         name=name,
         source=source,
@@ -320,6 +334,9 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemorySha
         parameters=parameters,
         stored={},
         default_type=default_type,
+        matrices=matrices,
+        experts=experts,
+        head=head,
         n_experts=config.n_experts,
         experts_per_token=(config.num_experts_per_tok or 1) if config.n_experts else 0,
         qk_norm=family.qk_norm,

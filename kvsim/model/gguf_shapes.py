@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 from kvsim.errors import UserError
-from kvsim.model.attention_groups import AttentionGroup, MemoryShape
+from kvsim.model.attention_groups import AttentionGroup, MemoryShape, PassWeights
 from kvsim.model.gguf_file import LARGEST, LARGEST_LAYERS, GgufHeader, read_header
 
 _PATTERNS: dict[str, int] = {
@@ -46,6 +47,7 @@ def shape_of_gguf(path: Path, name: str) -> MemoryShape:
         together = used * keys.number("expert_feed_forward_length", max(width))
         width = [together] if arch != "deepseek2" else [*width, together]
     context = fields.get(f"{arch}.context_length")
+    sizes = _sizes(header)
     return MemoryShape(
         name=name,
         source=str(path),
@@ -57,8 +59,11 @@ def shape_of_gguf(path: Path, name: str) -> MemoryShape:
         vocabulary=header.vocabulary(),
         context=context if isinstance(context, int) and context > 0 else None,
         parameters={},
-        stored=_stored(header),
+        stored=_by_type(sizes),
         default_type="",
+        matrices=_by_use(sizes, "matrices"),
+        experts=_by_use(sizes, "experts"),
+        head=_by_use(sizes, "head"),
         n_experts=experts,
         experts_per_token=used,
         qk_norm="blk.0.attn_q_norm.weight" in header.tensors,
@@ -103,11 +108,12 @@ def _groups(keys: _Keys, kv_heads: list[int], k_head: int, v_head: int) -> tuple
             raise UserError(f"{keys.header.path}: {key} is {value!r:.40}; only {pattern} is accepted")
     # Files from before llama.cpp's PR 12801 (April 2025) have no latents: they cache K and V by head.
     latent = keys.arch == "deepseek2" and keys.has("attention.key_length_mla")
+    expanded = keys.number("attention.key_length_mla") + keys.number("attention.value_length_mla", 128) if latent else 0
     found: Counter[tuple[bool, int]] = Counter()
     for i in range(keys.n_layers):
         found[pattern > 0 and i % pattern < pattern - 1, kv_heads[i]] += 1
     groups = [
-        AttentionGroup("latent", n, k_head, 0, k_head, 0)
+        AttentionGroup("latent", n, k_head, 0, k_head, 0, score_width=expanded)
         if latent
         else AttentionGroup(
             "window" if some else "full", n, kv * k_head, kv * v_head, k_head, v_head, window if some else None
@@ -117,11 +123,20 @@ def _groups(keys: _Keys, kv_heads: list[int], k_head: int, v_head: int) -> tuple
     return tuple(groups)
 
 
-def _stored(header: GgufHeader) -> dict[str, int]:
-    """Bytes of all tensors by storage type, most first. Raises ``UserError``."""
+class _Tensor(NamedTuple):
+    """The size of a tensor, and what a pass does with it."""
+
+    use: str
+    kind: str
+    numbers: int
+    bytes: int
+
+
+def _sizes(header: GgufHeader) -> list[_Tensor]:
+    """The sizes of all tensors. Raises ``UserError``."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    sizes: Counter[str] = Counter()
+    found = []
     for name, tensor in header.tensors.items():
         what = f"{header.path}: tensor {name!r:.60}"
         try:
@@ -134,5 +149,27 @@ def _stored(header: GgufHeader) -> dict[str, int]:
         numbers = math.prod(tensor.dims)
         if numbers > 1 << 50:
             raise UserError(f"{what} claims {numbers} numbers")
-        sizes[kind.name.lower()] += numbers // block * size
-    return dict(sizes.most_common())
+        found.append(_Tensor(_use(name, header), kind.name.lower(), numbers, numbers // block * size))
+    return found
+
+
+def _use(name: str, header: GgufHeader) -> str:
+    """What a pass does with a tensor: it looks rows of embeddings up, unless they are the head too."""
+    if name == "output.weight" or (name == "token_embd.weight" and "output.weight" not in header.tensors):
+        return "head"
+    if name == "token_embd.weight":
+        return "embeddings"
+    return "experts" if "_exps." in name else "matrices"
+
+
+def _by_type(sizes: list[_Tensor]) -> dict[str, int]:
+    """Bytes of all tensors by storage type, most first."""
+    found: Counter[str] = Counter()
+    for tensor in sizes:
+        found[tensor.kind] += tensor.bytes
+    return dict(found.most_common())
+
+
+def _by_use(sizes: list[_Tensor], use: str) -> PassWeights:
+    own = [tensor for tensor in sizes if tensor.use == use]
+    return PassWeights(sum(t.numbers for t in own), stored=sum(t.bytes for t in own))
