@@ -7,6 +7,8 @@ from typing import Any
 
 _MEANT = 3
 """Names that may have been meant; others are left out."""
+_MANY, _SOME = 50, 12
+"""Names beyond which only some are listed, and how many."""
 _CLOSE = 0.6
 """Similarity from which a name may have been meant, as in ``difflib.get_close_matches``."""
 _AS_CLOSE = 0.1
@@ -23,7 +25,9 @@ def choices(given: str, known: Iterable[str]) -> str:
     names = list(known)
     hint = did_you_mean(given, names)
     there = "there is" if len(names) == 1 else "there are"
-    return f"{f'{hint} {there.capitalize()}' if hint else there} {', '.join(names)}"
+    listed = ", ".join(names if len(names) <= _MANY else names[:_SOME])
+    more = f" and {len(names) - _SOME} others" if len(names) > _MANY else ""
+    return f"{f'{hint} {there.capitalize()}' if hint else there} {listed}{more}"
 
 
 def counted(n: int, noun: str) -> str:

@@ -1,60 +1,113 @@
-"""The devices that scenarios and commands can name, with their memory and bandwidth."""
+"""The devices that scenarios and commands can name, with their memory, bandwidth and rate of operations."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvsim.errors import UserError, no_such
 
+Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+DeviceClass = Literal["datacentre", "consumer", "apple", "amd", "amd-consumer", "cpu"]
+"""Kinds of devices that engines run on with like efficiency."""
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A GPU, as its maker and those who measured it describe it."""
 
-    name: str
+class Device(BaseModel):
+    """A GPU or processor, as its maker and those who measured it describe it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]{1,40}$")]
     """The name in scenarios and commands."""
     title: str
     """The maker's name."""
-    memory_bytes: int
-    """All of its memory, as CUDA reports it."""
+    kind: DeviceClass
+    memory_bytes: Annotated[int, Field(ge=2**28, le=2**44)]
+    """The memory that an engine can use, as the device reports it."""
     memory_source: str
     """Where the figure of the memory comes from."""
-    bandwidth_gb_s: float
+    bandwidth_gb_s: Rate
     """Memory bandwidth by the data sheet, 10**9 bytes/s."""
-    titles: tuple[str, ...]
+    tflops: Rate
+    """Dense peak of matrix products in 16 bits with sums in 32, 10**12 operations/s."""
+    tflops_fp8: Rate | None = None
+    """The same in FP8; None: it has no such products, and computes in 16 bits."""
+    tflops_fp4: Rate | None = None
+    """The same in FP4."""
+    tops_int8: Rate | None = None
+    """The same in INT8, 10**12 operations/s."""
+    link_gb_s: Rate = 32.0
+    """Bandwidth to the other devices that share a model, in each direction, 10**9 bytes/s."""
+    source: str = ""
+    """The data sheet, or who states the figures."""
+    titles: tuple[str, ...] = ()
     """Parts of the names that recordings give it, in lower case, letters and digits only."""
     package: str | None = None
     """The name that aiconfigurator-core has for it; None if it has no kernels of it."""
 
+    def peak_s(self, weights: str) -> float:
+        """Operations per second at most of products with weights of a type: as they are stored if the device can, else
+        in 16 bits."""
+        rate = self.tflops
+        if weights in ("fp8", "fp8_block", "fp8_static"):
+            rate = self.tflops_fp8 or rate
+        elif weights in ("nvfp4", "mxfp4"):
+            rate = self.tflops_fp4 or rate
+        return rate * 1e12
+
 
 @cache
 def devices() -> dict[str, Device]:
-    """All devices by name."""
+    """All shipped devices by name."""
     text = (resources.files("kvsim.costs") / "devices.toml").read_text(encoding="utf-8")
-    return {
-        name: Device(name=name, **{**table, "titles": tuple(table["titles"])})
-        for name, table in tomllib.loads(text).items()
-    }
+    return {name: Device(name=name, **table) for name, table in tomllib.loads(text).items()}
 
 
 def device_named(name: str) -> Device:
-    """The device of that name. Raises ``UserError`` with the nearest names."""
+    """The device of that name, or that of a file such as my.toml. Raises ``UserError`` with the nearest names."""
+    if name.endswith(".toml"):
+        return _device_of_file(Path(name))
     try:
         return devices()[name]
     except KeyError:
-        raise UserError(no_such("device", name, devices())) from None
+        raise UserError(f"{no_such('device', name, devices())}, or a file such as my-device.toml") from None
+
+
+def _device_of_file(path: Path) -> Device:
+    """The device that a TOML file describes by the keys of ``Device``. Raises ``UserError``."""
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{path}: not TOML: {e!s:.120}") from None
+    try:
+        return Device.model_validate({"name": path.stem, "title": path.stem, "memory_source": str(path), **table})
+    except ValidationError as e:
+        first = e.errors(include_url=False)[0]
+        accepted = ", ".join(field for field in Device.model_fields if field not in ("package", "titles"))
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: {where}: {first['msg'].lower()}; keys are {accepted}") from None
 
 
 def recorded_device(title: str) -> Device:
     """The device that a recording names in its own way, such as "NVIDIA GeForce RTX 4090". Raises ``UserError``."""
-    plain = re.sub(r"[^a-z0-9]", "", title.lower())
+    text, found = title.lower(), []
     for device in devices().values():
         # Of those on SXM boards there are slower forms, on cards of their own.
-        other_form = device.name.endswith("_sxm") and re.search("pcie|nvl", plain)
-        if any(part in plain for part in device.titles) and not other_form:
-            return device
-    raise UserError(no_such("device", title, devices()))
+        if device.name.endswith("_sxm") and re.search("pcie|nvl", text):
+            continue
+        # Whatever stands between the characters, but no further digit behind them: an A100 is no A10.
+        found += [
+            (len(part), device) for part in device.titles if re.search(r"[^a-z0-9]*".join(part) + r"(?!\d)", text)
+        ]
+    if not found:
+        raise UserError(no_such("device", title, devices()))
+    # The longest part: an RTX 4070 SUPER is no RTX 4070.
+    return max(found, key=lambda each: each[0])[1]

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _LLAMACPP = PRESENT["llama.cpp"]
 """Where both engines have a setting, their defaults are the same."""
+_FEW = 3
+"""Devices that are named as larger ones; there are dozens."""
 _LEAST_MEMORY = 1 << 20
 """Bytes below which the unit was probably forgotten."""
 
@@ -125,8 +127,10 @@ class Plan:
                 if not _WHY_NOT[engine](self.shape, divided) and self._holds(engine, divided, self.memory):
                     found.append(f"--tp {ranks}")
                     break
-        larger = [d.name for d in devices().values() if self._holds(engine, self.settings, d.memory_bytes)]
-        found += [f"--device {' or '.join(larger)}"] if larger else []
+        ready = [device for device in devices().values() if engine == "llamacpp" or device.kind != "apple"]
+        by_memory = sorted(ready, key=lambda device: device.memory_bytes)
+        larger = [d.name for d in by_memory if self._holds(engine, self.settings, d.memory_bytes)]
+        found += [f"--device {' or '.join(larger[:_FEW])}"] if larger else []
         return ", or ".join(found) or "nothing known here"
 
     def _holds(self, engine: Engine, settings: PlanSettings, memory: int) -> bool:

@@ -167,7 +167,7 @@ def test_a_device_stands_for_its_memory_and_its_batch():
 def test_a_model_too_large_for_its_device_is_told_what_would_fit():
     printed = succeeded(command("plan", "--model", "llama-3.1-70b", "--device", "h100_sxm"))
     (line,) = (row for row in printed.splitlines() if row.startswith("vLLM: does not fit"))
-    assert line.endswith("; what would fit: --weights fp8, or --tp 2, or --device b200_sxm")
+    assert line.endswith("; what would fit: --weights fp8, or --tp 2, or --device b200_sxm or gb200 or mi300x")
     told = json.loads(succeeded(command("plan", "--model", "llama-3.1-70b", "--device", "h100_sxm", "--json")))
     assert line.endswith(told["engines"]["vllm"]["would_fit"])
     assert told["engines"]["llamacpp"]["would_fit"].startswith("--weights q8_0, or --device ")
