@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.costs.fitting import HostCopySample, MoveSample, ShiftSample
 from kvsim.costs.pass_layout import Sample
-from kvsim.costs.profile import Record
+from kvsim.costs.records import Record
 
 CELLS = 4096
 """Cells of the measured caches."""

@@ -86,6 +86,11 @@ class CostModel:
         """Cells that one token was scored against, at most, in the passes that were priced."""
         return max((price.most_cells for price in self._prices.values()), default=0)
 
+    @property
+    def most_chunks(self) -> int:
+        """Chunks of the pass with the most."""
+        return max((price.most_chunks for price in self._prices.values()), default=0)
+
     def moves(self, moves: Moves) -> float:
         """Seconds to carry out a compaction."""
         if moves.n_runs == 0:
@@ -161,7 +166,10 @@ class CostModel:
         profile, moves = self.profile, self.profile.moves
         if moves is None or not (profile.measured_kernel(kernel) or profile.device):
             return None
-        cell_s = profile.kernel_costs(profile.decode, kernel).per_cell_s.value
+        if profile.tables is None:
+            cell_s = profile.kernel_costs(profile.decode, kernel).per_cell_s.value
+        else:
+            cell_s = profile.tables.cell_s
         return RelativeCosts(cell_s, moves.per_run_s.value, moves.per_cell_s.value)
 
     def check(self, model: str, kernel: Kernel, type_k: Storage = "f32", type_v: Storage = "f32") -> None:
@@ -169,7 +177,8 @@ class CostModel:
         kernel."""
         if reason := self.profile.why_no_times(model, type_k, type_v):
             raise NoTimes(reason)
-        self.profile.kernel_costs(self.profile.decode, kernel)
+        if self.profile.tables is None:
+            self.profile.kernel_costs(self.profile.decode, kernel)
 
     def check_moves(self, policy: str) -> None:
         """Raise ``UserError`` if the profile has no cost for the moves that a policy makes."""
@@ -193,4 +202,10 @@ class CostModel:
             found.append(
                 f"tokens were scored against {self.most_cells} cells; the profile was measured up to {p.cells.high}"
             )
+        if p.sequences is not None and self.most_chunks > p.sequences:
+            found.append(
+                f"a forward pass had {self.most_chunks} sequences; the profile was measured up to {p.sequences}"
+            )
+        if p.tables is not None and found:
+            found[-1] += ". Beyond what was measured, times grow as bytes and operations do"
         return found

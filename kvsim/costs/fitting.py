@@ -13,14 +13,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kvsim.costs.least_squares import predict_held_out, simple_fit, with_intervals
-from kvsim.costs.pass_layout import REGIMES, PassLayout, Sample, regime_of
-from kvsim.costs.profile import CopyCost, Fit, HeldOut, HostCopyCost, PassCosts, Profile, Range, Record, Regime
+from kvsim.costs.pass_layout import PassLayout, Sample
+from kvsim.costs.profile import CopyCost, Fit, HeldOut, HostCopyCost, PassCosts, Profile, Range, Regime
+from kvsim.costs.records import Record
 from kvsim.costs.tables import (
     ATTENTION_KNOTS,
-    CHUNK_KNOTS,
-    DEVICE_KNOTS,
     KNOTS,
-    SEQUENCE_KNOTS,
     FloatArray,
     knots_within,
 )
@@ -159,37 +157,6 @@ class FittedRegimes:
             digest=digest(samples),
             **about,
         )
-
-
-def fit_regimes(samples: Sequence[Sample], rng: np.random.Generator) -> FittedRegimes:
-    """Fit the costs of decode-only and of mixed passes apart, on a device whose attention is causal.
-
-    A third of the passes of each regime is held out to report the error; the coefficients then come from all. Raises
-    ``ValueError`` if a regime has fewer passes than coefficients.
-    """
-    costs: dict[Regime, PassCosts] = {}
-    errors: dict[Regime, HeldOut] = {}
-    tables = []
-    for regime in REGIMES:
-        own = [sample for sample in samples if regime_of(sample) == regime]
-        layout = PassLayout(
-            kernels=tuple(sorted({s.kernel for s in own})),
-            matmul_knots=knots_within(DEVICE_KNOTS, max((s.tokens for s in own), default=0)),
-            attention_knots=knots_within(ATTENTION_KNOTS, max((n for s in own for n, _ in s.scans), default=0)),
-            sequence_knots=knots_within(SEQUENCE_KNOTS, max((s.chunks for s in own), default=0)),
-            chunk_knots=knots_within(CHUNK_KNOTS, max((s.chunks for s in own), default=0)) if regime == "mixed" else (),
-            causal=True,
-        )
-        if len(own) < 2 * layout.width:
-            raise ValueError(f"{len(own)} {regime} passes; at least {2 * layout.width} are needed for a fit")
-        design, seconds = layout.design(own), np.array([s.seconds for s in own])
-        held = rng.permutation(len(own)) < len(own) // 3
-        table = held_out_table(own, seconds, predict_held_out(design, seconds, held), held)
-        table.insert(0, "regime", regime)
-        tables.append(table)
-        errors[regime] = held_out_error(table)
-        costs[regime] = layout.costs(with_intervals(design, seconds, np.arange(len(own)), rng))
-    return FittedRegimes(costs, errors, pd.concat(tables, ignore_index=True))
 
 
 def held_out_table(

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from kvsim.costs.pass_price import scans_together
-from kvsim.costs.profile import Attention, Coefficient, PassCosts, Record, Regime
-from kvsim.costs.tables import LONG_CONTEXT, FloatArray, segments, shares
+from kvsim.costs.profile import Attention, Coefficient, PassCosts, Regime
+from kvsim.costs.records import Record
+from kvsim.costs.tables import FloatArray, segments
 from policies import Group, Kernel, MicroBatch
 
 
@@ -81,13 +82,11 @@ def sample_of(
 
 @dataclass(frozen=True)
 class PassLayout:
-    """Which coefficients a fit has, in which order: matrix work by segment, the head by segment, then each kernel's."""
+    """Which coefficients a fit has, in which order: matrix work by segment, then each kernel's."""
 
     kernels: tuple[Kernel, ...]
     matmul_knots: tuple[int, ...]
     attention_knots: tuple[int, ...]
-    sequence_knots: tuple[int, ...] = ()
-    chunk_knots: tuple[int, ...] = ()
     skipping: frozenset[Kernel] = frozenset()
     causal: bool = False
     tiles_from: int = 0
@@ -96,16 +95,12 @@ class PassLayout:
     @property
     def width(self) -> int:
         """Number of coefficients."""
-        return len(self.matmul_knots) - 1 + self._head + len(self.kernels) * self._of_kernel
-
-    @property
-    def _head(self) -> int:
-        return max(len(self.sequence_knots) - 1, 0)
+        return len(self.matmul_knots) - 1 + len(self.kernels) * self._of_kernel
 
     @property
     def _of_kernel(self) -> int:
-        """Coefficients of one kernel: base, cell, further tokens, tiles, cell and long cell by chunks, chunk, run."""
-        return len(self.attention_knots) + 3 + self._tiles + 2 * len(self.chunk_knots)
+        """Coefficients of one kernel: base, cell, further tokens, tiles, chunk, run."""
+        return len(self.attention_knots) + 3 + self._tiles
 
     @property
     def _tiles(self) -> int:
@@ -126,9 +121,6 @@ class PassLayout:
         tokens, chunks, runs = np.array([(work.tokens, work.chunks, work.runs) for *_, work in works]).T
         matmul = np.zeros((len(samples), len(self.matmul_knots) - 1))
         np.add.at(matmul, row, segments(tokens, self.matmul_knots))
-        head = np.zeros((len(samples), self._head))
-        if self.sequence_knots:
-            np.add.at(head, row, segments(chunks, self.sequence_knots))
         attention = np.zeros((len(samples), len(self.kernels), self._of_kernel))
         np.add.at(attention[..., 0], (row, kernel), 1)
         np.add.at(attention[..., -2], (row, kernel), chunks)
@@ -137,51 +129,35 @@ class PassLayout:
         chunks, runs = attention[..., -2], attention[..., -1]
         # Where each chunk is one run, the two cannot be told apart.
         runs[:, (chunks == runs).all(axis=0)] = 0
-        return np.hstack([matmul, head, attention.reshape(len(samples), -1)])
+        return np.hstack([matmul, attention.reshape(len(samples), -1)])
 
     def _charge_scans(self, attention: FloatArray, works: Sequence[tuple[int, int, Work]]) -> None:
         """Add the cells that are scanned to the columns of attention; shape (n_samples, n_kernels, coefficients)."""
-        scans = np.array([(i, k, work.chunks, n, cells) for i, k, work in works for n, cells in work.scans])
-        row, kernel, chunks, together = scans[:, :4].T
-        cells = scans[:, 4].astype(float)
+        scans = np.array([(i, k, n, cells) for i, k, work in works for n, cells in work.scans])
+        row, kernel, together = scans[:, :3].T
+        cells = scans[:, 3].astype(float)
         if self.causal:
             cells -= (together - 1) / 2
-        single = (together == 1) & bool(self.chunk_knots)
         further = len(self.attention_knots) + 1
         if self.tiles_from:
             tiled = np.where(together >= self.tiles_from, cells, 0.0)
             np.add.at(attention[..., further], (row, kernel), tiled)
             np.add.at(attention[..., further + 1], (row, kernel), tiled * (together - 1))
             cells = cells - tiled
-        np.add.at(attention[..., 1], (row, kernel), np.where(single, 0.0, cells))
+        np.add.at(attention[..., 1], (row, kernel), cells)
         np.add.at(attention[..., 2:further], (row, kernel), cells[:, None] * segments(together, self.attention_knots))
-        further += self._tiles
-        if self.chunk_knots:
-            charged = shares(chunks, self.chunk_knots) * np.where(single, cells, 0.0)[:, None]
-            np.add.at(attention[..., further : further + len(self.chunk_knots)], (row, kernel), charged)
-            for i, k, work in works:
-                prompts = sum(n > 1 for n, _ in work.scans)
-                beyond = sum(c for n, c in work.scans if n == 1) - LONG_CONTEXT * (work.chunks - prompts)
-                if beyond > 0:
-                    charged = shares([work.chunks], self.chunk_knots)[0] * beyond
-                    attention[i, k, further + len(self.chunk_knots) : -2] += charged
 
     def costs(self, coefficients: Sequence[Coefficient]) -> PassCosts:
         """The coefficients by name."""
-        slopes, width = len(self.matmul_knots) - 1, self._of_kernel
-        head, tiles = slopes + self._head, len(self.attention_knots) - 1
-        by_chunks = tiles + self._tiles
-        long = by_chunks + len(self.chunk_knots)
+        slopes, width, tiles = len(self.matmul_knots) - 1, self._of_kernel, len(self.attention_knots) - 1
         kernels = {}
         for i, kernel in enumerate(self.kernels):
-            base, per_cell, *tables, per_chunk, per_run = coefficients[head + i * width : head + (i + 1) * width]
+            base, per_cell, *tables, per_chunk, per_run = coefficients[slopes + i * width : slopes + (i + 1) * width]
             kernels[kernel] = Attention(
                 base_s=base,
                 per_cell_s=per_cell,
                 further_token_s=tuple(tables[:tiles]),
-                **self._tiled(tables[tiles:by_chunks]),
-                cell_by_chunks_s=tuple(tables[by_chunks:long]),
-                long_cell_by_chunks_s=tuple(tables[long:]),
+                **self._tiled(tables[tiles:]),
                 per_chunk_s=per_chunk,
                 per_run_s=per_run,
                 skips=kernel in self.skipping,
@@ -191,10 +167,6 @@ class PassLayout:
             matmul_knots=self.matmul_knots,
             attention_knots=self.attention_knots,
             matmul_slopes_s=tuple(coefficients[:slopes]),
-            sequence_knots=self.sequence_knots,
-            sequence_slopes_s=tuple(coefficients[slopes:head]),
-            chunk_knots=self.chunk_knots,
-            long_context=LONG_CONTEXT if self.chunk_knots else 1,
             kernels=kernels,
         )
 

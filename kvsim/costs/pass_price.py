@@ -1,27 +1,32 @@
-"""The price of a forward pass: the one formula by which everything that is predicted is computed.
+"""The price of a forward pass: the formulas by which everything that is predicted is computed.
 
-A pass of ``n`` tokens for ``k`` chunks costs, over the cache groups of a model,
+On a machine that was measured (``FittedPrice``), a pass of ``n`` tokens for ``k`` chunks costs, over the cache groups
+of a model,
 
-    host + matrix(n) + head(k) + sum over groups of share * (base + attention + per_chunk * k + per_run * runs)
+    host + matrix(n) + sum over groups of share * (base + attention + per_chunk * k + per_run * runs)
 
-``matrix`` and ``head`` are piecewise linear and never fall (a batched matrix product is not linear in its batch).
-``attention`` is the number of cells that are scanned, times what a cell costs for the tokens that scan it together,
-again by a piecewise linear table that never falls. Moves, rotations and copies to the host tier come on top
-(``CostModel``). Every coefficient is non-negative: no cost can be bought back.
+``matrix`` is piecewise linear and never falls (a batched matrix product is not linear in its batch). ``attention`` is
+the number of cells that are scanned, times what a cell costs for the tokens that scan it together, again by a piecewise
+linear table that never falls. Every coefficient is non-negative: no cost can be bought back.
 
-The coefficients depend on the regime of the pass where a profile has two: decode-only, where every chunk is one token,
-and mixed. On GPUs they differ, because engines run other kernels for a pass in which a chunk has more than one token.
+On a device (``TablePrice``) it costs ``host + work(n) + head(k) + sum over groups of share * attention``, each looked
+up in tables (``PassTables``). Moves, rotations and copies to the host tier come on top (``CostModel``).
+
+Costs depend on the regime of the pass where a profile has two: decode-only, where every chunk is one token, and mixed.
+On GPUs they differ, because engines run other kernels for a pass in which a chunk has more than one token.
 
 It is asked of one pass at a time, so that it may have any shape: nothing relies on its being linear.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from kvsim.costs.profile import PassCosts, Profile
-from kvsim.costs.tables import seconds_of_each, shares
+from kvsim.costs.pass_tables import Grid, PassTables, Together
+from kvsim.costs.profile import PassCosts, Profile, Regime
+from kvsim.costs.tables import FloatArray, seconds_of_each
 from policies import Group, Kernel
 from policies.compiled import i64, vec
 from policies.placement.rule import GroupReads, PassReads
@@ -42,84 +47,97 @@ class AttentionTerms(NamedTuple):
 
 
 class _Seconds:
-    """Seconds by number of tokens or chunks, linear between knots; as many are computed as were asked for so far."""
+    """Seconds by a whole number of tokens, chunks or sequences; as many are computed as were asked for so far."""
 
-    def __init__(
-        self,
-        first_s: float,
-        slopes_s: Sequence[float],
-        knots: Sequence[int],
-        behind: tuple[int, float, float] | None = None,
-    ):
-        """As in ``seconds_of_each``."""
-        self._line = (first_s, slopes_s, knots, behind)
+    def __init__(self, each: Callable[[int], FloatArray]):
+        """``each``: the seconds of 0, 1, ... up to a number that is left out."""
+        self._each = each
         self._values = vec[float]([])
 
     def at(self, n: i64) -> float:
-        """The seconds for ``n`` tokens or chunks."""
+        """The seconds of ``n``."""
         values = self._values
         if n >= len(values):
-            self._values = values = vec[float](seconds_of_each(max(2 * int(n), 1024), *self._line).tolist())
+            self._values = values = vec[float](self._each(max(2 * int(n), 1024)).tolist())
         return values[n]
 
 
 class RegimePrice:
-    """The formula with the coefficients of one regime, one kernel and the groups of one policy; seconds."""
+    """What passes of one regime cost under one kernel over the groups of one policy; seconds."""
+
+    def __init__(self, profile: Profile, work: Callable[[int], FloatArray], groups: Sequence[Group]):
+        """``work``: seconds of the matrices by tokens, as for ``_Seconds``."""
+        self._work = _Seconds(work)
+        self._host_s: float = 0.0 if profile.host is None else profile.host.seconds
+        self._host_sequence_s: float = 0.0 if profile.host is None else profile.host.sequence_s
+        self._shares: list[float] = [group.share for group in groups]
+        self._share: float = sum(self._shares)
+        self.skips: bool = False
+        """Whether cells that a token cannot see cost nothing."""
+        self.base_s: float = self._host_s
+        """Each pass, whatever is in it, over all groups, with what the host adds."""
+
+    def matrix_s(self, tokens: int) -> float:
+        """Matrix work of a pass of ``tokens`` tokens."""
+        return self._work.at(tokens)
+
+    def chunks_s(self, chunks: int) -> float:
+        """What a pass costs for having ``chunks`` chunks, over all groups."""
+        raise NotImplementedError
+
+    def runs_s(self, runs: int) -> float:
+        """Reading ``runs`` runs of cells in a group of share 1."""
+        return 0.0
+
+    def total(self, tokens: i64, chunks: i64, groups: list[GroupReads], together: list[bool]) -> float:
+        """The formula; ``together``: for each group whether all tokens scan the same cells."""
+        raise NotImplementedError
+
+    def attention(self, tokens: i64, chunks: i64, group: GroupReads, together: bool) -> float:
+        """Seconds over all cells that are scanned in one pass, for one group of share 1."""
+        raise NotImplementedError
+
+    def visible(self, chunks: i64, group: GroupReads) -> float:
+        """Seconds over the cells among those scanned that their token can see, where each chunk scans its own."""
+        raise NotImplementedError
+
+
+class FittedPrice(RegimePrice):
+    """The formula with fitted coefficients."""
 
     def __init__(self, profile: Profile, costs: PassCosts, kernel: Kernel, groups: Sequence[Group]):
+        slopes = [slope.value for slope in costs.matmul_slopes_s]
+        super().__init__(profile, partial(seconds_of_each, 0.0, slopes, costs.matmul_knots, None), groups)
         rates = profile.kernel_costs(costs, kernel)
-        self._matrix = _Seconds(0.0, [slope.value for slope in costs.matmul_slopes_s], costs.matmul_knots)
-        self._head: _Seconds | None = None
-        if costs.sequence_knots:
-            slopes = [slope.value for slope in costs.sequence_slopes_s]
-            self._head = _Seconds(0.0, slopes, costs.sequence_knots)
         further = [slope.value for slope in rates.further_token_s]
         tiled = (rates.tiles_from, rates.tiled_cell_s.value, rates.tiled_token_s.value) if rates.tiles_from else None
-        self._cell = _Seconds(rates.per_cell_s.value, further, costs.attention_knots, tiled)
+        self._cell = _Seconds(partial(seconds_of_each, rates.per_cell_s.value, further, costs.attention_knots, tiled))
         self._cell_s = self._cell.at(1)
-        self._chunk_knots = costs.chunk_knots
-        self._by_number = len(costs.chunk_knots) > 0
-        self._by_chunks = [[c.value for c in each] for each in (rates.cell_by_chunks_s, rates.long_cell_by_chunks_s)]
-        self._long_context: i64 = costs.long_context
-        self._cell_of_one: list[float] = []
-        """By number of chunks: a cell that a chunk of one token scans."""
-        self._long_cell_of_one: list[float] = []
-        """By number of chunks: what such a cell costs more in a long context."""
-        self._base: float = rates.base_s.value
         self._chunk: float = rates.per_chunk_s.value
         self._run: float = rates.per_run_s.value
         self._causal: bool = rates.causal
-        self._host: float = profile.host_s
-        self._shares: list[float] = [group.share for group in groups]
-        self._share: float = sum(self._shares)
-        self.skips: bool = rates.skips
-        """Whether cells that a token cannot see cost nothing."""
-        self.base_s: float = self._share * self._base + self._host
-        """Each pass, whatever is in it, over all groups, with what the host adds."""
+        self.skips = rates.skips
+        self.base_s = self._share * rates.base_s.value + self._host_s
         self._last_tokens: i64 = 0
         self._last_chunks: i64 = 0
         self._fixed_s = 0.0
         """What a pass of so many tokens and chunks costs apart from what it reads; most are like the one before."""
 
-    def matrix_s(self, tokens: int) -> float:
-        """Matrix work of a pass of ``tokens`` tokens."""
-        return self._matrix.at(tokens)
-
     def chunks_s(self, chunks: int) -> float:
-        """What a pass costs for having ``chunks`` chunks, over all groups."""
-        return self._share * self._chunk * chunks + self._head_s(chunks)
+        """As for every regime."""
+        return (self._share * self._chunk + self._host_sequence_s) * chunks
 
     def runs_s(self, runs: int) -> float:
-        """Reading ``runs`` runs of cells in a group of share 1."""
+        """As for every regime."""
         return self._run * runs
 
     def total(self, tokens: i64, chunks: i64, groups: list[GroupReads], together: list[bool]) -> float:
-        """The formula; ``together``: for each group whether all tokens scan the same cells."""
+        """As for every regime."""
         if tokens != self._last_tokens or chunks != self._last_chunks:
             self._last_tokens, self._last_chunks = tokens, chunks
-            self._fixed_s = self._matrix.at(tokens) + self.base_s + self.chunks_s(int(chunks))
+            self._fixed_s = self._work.at(tokens) + self.base_s + self.chunks_s(int(chunks))
         seconds, only = self._fixed_s, groups[0]
-        if len(groups) == 1 and not (only.longer or together[0] or self._by_number):
+        if len(groups) == 1 and not (only.longer or together[0]):
             # As most are; the same numbers as below.
             cells = float(only.single_useful if self.skips else only.single_scanned)
             return seconds + self._share * (self._cell_s * cells + self._run * float(only.runs))
@@ -129,19 +147,17 @@ class RegimePrice:
         return seconds
 
     def attention(self, tokens: i64, chunks: i64, group: GroupReads, together: bool) -> float:
-        """Seconds over all cells that are scanned in one pass, for one group of share 1."""
+        """As for every regime."""
         if together:
             return self._cell.at(tokens) * float(group.span)
         single = group.single_useful if self.skips else group.single_scanned
-        if not group.longer:
-            return self._singles_s(chunks, single, chunks)
         seconds = 0.0
         for n, scanned, useful in group.longer:
             seconds += self._longer_s(n, useful if self.skips else scanned)
-        return seconds + self._singles_s(chunks - len(group.longer), single, chunks)
+        return seconds + self._cell_s * float(single)
 
     def visible(self, chunks: i64, group: GroupReads) -> float:
-        """Seconds over the cells among those scanned that their token can see, where each chunk scans its own."""
+        """As for every regime."""
         seconds = 0.0
         for n, scanned, useful in group.longer:
             # Behind a window, a chunk's tokens together can see more cells than are still held for them.
@@ -149,29 +165,7 @@ class RegimePrice:
         single = group.single_useful
         if not self.skips and single > group.single_scanned:
             single = group.single_scanned
-        return seconds + self._singles_s(chunks - len(group.longer), single, chunks)
-
-    def _head_s(self, chunks: i64) -> float:
-        return self._head.at(chunks) if self._head is not None and chunks else 0.0
-
-    def _singles_s(self, count: i64, cells: i64, chunks: i64) -> float:
-        """Attention of ``count`` chunks of one token over ``cells`` cells together, for a group of share 1.
-
-        ``chunks``: all chunks of the pass.
-        """
-        if not self._by_number:
-            return self._cell_s * float(cells)
-        while len(self._cell_of_one) <= chunks:
-            self._add_cell_costs(len(self._cell_of_one))
-        beyond = cells - self._long_context * count
-        more = self._long_cell_of_one[chunks] * float(beyond) if beyond > 0 else 0.0
-        return self._cell_of_one[chunks] * float(cells) + more
-
-    def _add_cell_costs(self, chunks: int) -> None:
-        weights = shares(max(chunks, 1), self._chunk_knots)
-        cell, more = [float(weights @ costs) if costs else 0.0 for costs in self._by_chunks]
-        self._cell_of_one.append(cell)
-        self._long_cell_of_one.append(more)
+        return seconds + self._cell_s * float(single)
 
     def _longer_s(self, tokens: i64, cells: i64) -> float:
         """Attention of one chunk of two tokens or more over ``cells`` cells, for a group of share 1."""
@@ -183,22 +177,162 @@ class RegimePrice:
         return self._cell.at(tokens) * seen
 
 
+class _Axis:
+    """One axis of a table, and where a number lies on it."""
+
+    def __init__(self, numbers: Sequence[int]):
+        self._numbers = vec[float]([float(number) for number in numbers])
+        self._last: i64 = len(numbers) - 2
+        self.low: i64 = 0
+        """The entry before the number."""
+        self.part = 0.0
+        """How far it is from there to the next, which is 1; more beyond the last one."""
+
+    def find(self, number: float) -> None:
+        """Set ``low`` and ``part``; before the first entry, a number counts as that one."""
+        numbers, low, high = self._numbers, self.low, self._last
+        if not (numbers[low] <= number and (low == high or number < numbers[low + 1])):
+            low = 0
+            while low < high:
+                middle = (low + high + 1) // 2
+                if numbers[middle] <= number:
+                    low = middle
+                else:
+                    high = middle - 1
+            self.low = low
+        self.part = max((number - numbers[low]) / (numbers[low + 1] - numbers[low]), 0.0)
+
+
+class _Table:
+    """A grid between whose entries seconds are linear."""
+
+    def __init__(self, grid: Grid):
+        self._rows, self._columns = _Axis(grid.rows), _Axis(grid.columns)
+        self._width: i64 = len(grid.columns)
+        self._values = vec[float]([value for row in grid.seconds for value in row])
+
+    def at(self, row: float, column: float) -> float:
+        """The seconds of two numbers."""
+        rows, columns, values = self._rows, self._columns, self._values
+        rows.find(row)
+        columns.find(column)
+        first = rows.low * self._width + columns.low
+        second = first + self._width
+        here = values[first] + columns.part * (values[first + 1] - values[first])
+        there = values[second] + columns.part * (values[second + 1] - values[second])
+        return max(here + rows.part * (there - here), 0.0)
+
+
+class _Ratios:
+    """How many times as long attention takes where prompts and decodes are in one pass; outside the table, as at its
+    edge."""
+
+    def __init__(self, table: Together):
+        self._axes = [_Axis(axis) for axis in (table.tokens, table.cached, table.sequences, table.cells)]
+        sizes = [len(table.tokens), len(table.cached), len(table.sequences), len(table.cells)]
+        self._strides: list[int] = [sizes[1] * sizes[2] * sizes[3], sizes[2] * sizes[3], sizes[3], 1]
+        self._values = vec[float](list(table.ratios))
+
+    def at(self, numbers: list[float]) -> float:
+        """The ratio for tokens, cached tokens, sequences and cells of each."""
+        for i, axis in enumerate(self._axes):
+            axis.find(numbers[i])
+        return self._between(0, 0)
+
+    def _between(self, axis: i64, start: i64) -> float:
+        if axis == 4:
+            return self._values[start]
+        own, stride = self._axes[axis], self._strides[axis]
+        first = start + own.low * stride
+        here = self._between(axis + 1, first)
+        if own.part == 0.0:
+            return here
+        there = self._between(axis + 1, first + stride)
+        return here + min(own.part, 1.0) * (there - here)
+
+
+class TablePrice(RegimePrice):
+    """The price by a device's tables."""
+
+    def __init__(self, profile: Profile, tables: PassTables, regime: Regime, groups: Sequence[Group]):
+        work = tables.work if regime == "decode" or tables.prompt_work is None else tables.prompt_work
+        super().__init__(profile, work.each, groups)
+        self._head = _Seconds(tables.head.each)
+        self._decode, self._prompt = _Table(tables.decode), _Table(tables.prompt)
+        grid = tables.decode
+        self._read_s = grid.seconds[-1][-1] / grid.rows[-1] / grid.columns[-1]
+        """A cell where the device is kept busy."""
+        self._ratios = None if tables.together is None or regime == "decode" else _Ratios(tables.together)
+
+    def chunks_s(self, chunks: int) -> float:
+        """As for every regime."""
+        return (self._head.at(chunks) + self._host_sequence_s * chunks) if chunks else 0.0
+
+    def total(self, tokens: i64, chunks: i64, groups: list[GroupReads], together: list[bool]) -> float:
+        """As for every regime."""
+        seconds = self.base_s + self._work.at(tokens) + self.chunks_s(int(chunks))
+        for i, group in enumerate(groups):
+            seconds += self._shares[i] * self.attention(tokens, chunks, group, together[i])
+        return seconds
+
+    def attention(self, tokens: i64, chunks: i64, group: GroupReads, together: bool) -> float:
+        """As for every regime."""
+        return self._attention_s(chunks, group, False)
+
+    def visible(self, chunks: i64, group: GroupReads) -> float:
+        """As for every regime."""
+        return self._attention_s(chunks, group, True)
+
+    def _attention_s(self, chunks: i64, group: GroupReads, seen_only: bool) -> float:
+        """Attention over what is scanned, or over what can be seen of it."""
+        cells = group.single_scanned
+        if seen_only and group.single_useful < cells:
+            cells = group.single_useful
+        singles: i64 = chunks - len(group.longer)
+        decode_s = self._decode.at(float(singles), float(cells) / float(singles)) if singles else 0.0
+        if not group.longer:
+            return decode_s
+        tokens: i64 = 0
+        scanned, seen = 0.0, 0.0
+        for n, all_cells, useful in group.longer:
+            own = float(min(useful, all_cells) if seen_only else all_cells)
+            tokens += n
+            scanned += own
+            # Tokens do not read the cells of those behind them in the chunk: half of its square. Behind a window, a
+            # chunk may read fewer cells than it has tokens.
+            seen += float(n) * max(own - float(n - 1) / 2, own / 2)
+        mean = seen / float(tokens)
+        # All chunks are computed together. Their cells are read at least once, which counts where they have few tokens.
+        prompt_s = max(self._prompt.at(float(tokens), mean), self._read_s * scanned)
+        if self._ratios is None or not singles:
+            return prompt_s + decode_s
+        cached = max(mean - float(tokens + 1) / 2, 0.0)
+        ratio = self._ratios.at([float(tokens), cached, float(singles), float(cells) / float(singles)])
+        return ratio * (prompt_s + decode_s)
+
+
+def _regime_price(profile: Profile, regime: Regime, kernel: Kernel, groups: Sequence[Group]) -> RegimePrice:
+    if profile.tables is not None:
+        return TablePrice(profile, profile.tables, regime, groups)
+    costs: PassCosts = profile if regime == "decode" or profile.mixed is None else profile.mixed
+    return FittedPrice(profile, costs, kernel, groups)
+
+
 class PassPrice:
     """Prices forward passes under one kernel over the cache groups of one policy; all results are in seconds."""
 
     def __init__(self, profile: Profile, kernel: Kernel, groups: Sequence[Group]):
         self._shares: list[float] = [group.share for group in groups]
-        self._together: list[bool] = [
-            scans_together(kernel, group) and profile.measured_kernel(kernel) for group in groups
-        ]
-        self._decode = RegimePrice(profile, profile.decode, kernel, groups)
-        self._mixed = self._decode
-        if profile.mixed is not None:
-            self._mixed = RegimePrice(profile, profile.mixed, kernel, groups)
+        self._together: list[bool] = [scans_together(kernel, group) and profile.tables is None for group in groups]
+        self._decode = self._mixed = _regime_price(profile, "decode", kernel, groups)
+        if profile.mixed is not None or profile.tables is not None:
+            self._mixed = _regime_price(profile, "mixed", kernel, groups)
         self.most_tokens: i64 = 0
         """Tokens of the largest pass that was priced."""
         self.most_cells: i64 = 0
         """Cells that one token was scored against, at most, in the passes that were priced."""
+        self.most_chunks: i64 = 0
+        """Chunks of the pass with the most, of those that were priced."""
 
     def regime(self, tokens: int, chunks: int) -> RegimePrice:
         """The coefficients for a pass: those of decode-only passes if each chunk is one token, or of mixed ones."""
@@ -210,6 +344,8 @@ class PassPrice:
         price = self._decode if tokens == chunks else self._mixed
         if tokens > self.most_tokens:
             self.most_tokens = tokens
+        if chunks > self.most_chunks:
+            self.most_chunks = chunks
         skips = self._decode.skips
         for group in groups:
             most = group.single_most_useful if skips else group.single_most

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasChoices, Field, ValidationError, model_validator
 
+from kvsim.costs.pass_tables import PassTables
+from kvsim.costs.records import Record, Seconds
 from kvsim.costs.shipped import is_shipped, shipped_file, shipped_names
 from kvsim.errors import UserError, choices, no_such
 from kvsim.model.engine_shapes import SHAPES, Storage, is_engine_model
@@ -16,14 +20,6 @@ from policies import Kernel, engine_of
 
 FORMAT = 3
 """Version of the profile file."""
-
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class Record(BaseModel):
-    """Base of all parts of a profile and of its measurements: immutable, every key checked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Coefficient(Record):
@@ -50,10 +46,6 @@ class Attention(Record):
     further_token_s: tuple[Coefficient, ...]
     """What a cell costs more for each further token that scans it together with the first; one for each segment between
     knots."""
-    cell_by_chunks_s: tuple[Coefficient, ...] = ()
-    """Instead of ``per_cell_s``, where a chunk of one token scans the cell: one for each of ``chunk_knots``."""
-    long_cell_by_chunks_s: tuple[Coefficient, ...] = ()
-    """What cells cost more beyond ``long_context`` of them for each such chunk; one for each of ``chunk_knots``."""
     per_chunk_s: Coefficient
     per_run_s: Coefficient
     """Each contiguous run of cells that is read; 0 for kernels that read one run for each chunk."""
@@ -169,51 +161,54 @@ class Host(Record):
     """What the host adds to each step beside the device's kernels."""
 
     seconds: Seconds
+    sequence_s: Seconds = 0.0
+    """What it adds for each sequence in the step."""
     source: str
     """Whether it was fitted, and to what, or given, and by whom."""
 
 
-class PassCosts(Record):
-    """The fitted costs of forward passes."""
+_GONE = ("sequence_knots", "sequence_slopes_s", "chunk_knots", "long_context")
 
-    matmul_knots: tuple[int, ...]
+
+class PassCosts(Record):
+    """The fitted costs of forward passes; all empty where a profile has tables instead."""
+
+    matmul_knots: tuple[int, ...] = ()
     """Batch sizes in tokens between which the cost of matrix work is linear."""
-    attention_knots: tuple[int, ...]
+    attention_knots: tuple[int, ...] = ()
     """Tokens that scan a cell together, between which its cost is linear."""
-    matmul_slopes_s: tuple[Coefficient, ...]
+    matmul_slopes_s: tuple[Coefficient, ...] = ()
     """Seconds per further token in each segment between knots."""
-    sequence_knots: tuple[int, ...] = ()
-    """Numbers of chunks between which the cost of the language-model head and the sampler is linear; none where it was
-    not measured apart from matrix work."""
-    sequence_slopes_s: tuple[Coefficient, ...] = ()
-    """Seconds per further chunk in each segment between knots."""
-    chunk_knots: tuple[int, ...] = ()
-    """Numbers of chunks for which ``cell_by_chunks_s`` are given, linear in their logarithm between: a few sequences
-    cannot keep a device busy. None where the cost of a cell does not depend on it."""
-    long_context: Annotated[int, Field(ge=1)] = 1
-    """Cells of a chunk of one token, on the mean of all such chunks of a pass, beyond which cells may cost more."""
-    kernels: dict[Kernel, Attention]
+    kernels: dict[Kernel, Attention] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_gone(cls, data: Any) -> Any:
+        """Profiles of machines once had keys that only those of devices filled."""
+        if not isinstance(data, dict):
+            return data
+        data = {key: value for key, value in data.items() if key not in _GONE or (value and key != "long_context")}
+        if isinstance(kernels := data.get("kernels"), dict):
+            gone = ("cell_by_chunks_s", "long_cell_by_chunks_s")
+            data["kernels"] = {
+                name: {key: value for key, value in each.items() if key not in gone or value}
+                if isinstance(each, dict)
+                else each
+                for name, each in kernels.items()
+            }
+        return data
 
     @model_validator(mode="after")
-    def _tables_fit_together(self) -> Self:
-        tables = [("matmul_knots", self.matmul_knots), ("attention_knots", self.attention_knots)]
-        if self.chunk_knots:
-            tables.append(("chunk_knots", self.chunk_knots))
-        if self.sequence_knots or self.sequence_slopes_s:
-            tables.append(("sequence_knots", self.sequence_knots))
-        for name, knots in tables:
+    def _slopes_fit_knots(self) -> Self:
+        if not (self.kernels or self.matmul_knots or self.attention_knots):
+            return self
+        for name, knots in (("matmul_knots", self.matmul_knots), ("attention_knots", self.attention_knots)):
             if len(knots) < 2 or any(a >= b for a, b in pairwise(knots)) or knots[0] < 1 or knots[-1] > 2**20:
                 raise ValueError(f"{name} must be two or more numbers, rising, from 1 to 2**20")
         slopes = [("matmul_slopes_s", self.matmul_slopes_s, "matmul_knots", self.matmul_knots)]
-        if self.sequence_knots:
-            slopes.append(("sequence_slopes_s", self.sequence_slopes_s, "sequence_knots", self.sequence_knots))
         for kernel, attention in self.kernels.items():
             name = f"kernels.{kernel}.further_token_s"
             slopes.append((name, attention.further_token_s, "attention_knots", self.attention_knots))
-            if len(attention.cell_by_chunks_s) != len(self.chunk_knots):
-                raise ValueError(f"kernels.{kernel}.cell_by_chunks_s must be {len(self.chunk_knots)}, as chunk_knots")
-            if len(attention.long_cell_by_chunks_s) not in (0, len(self.chunk_knots)):
-                raise ValueError(f"kernels.{kernel}.long_cell_by_chunks_s must be as many as chunk_knots, or none")
         for name, values, of_knots, knots in slopes:
             if len(values) != len(knots) - 1:
                 raise ValueError(f"{name} must be {len(knots) - 1}, one between each two of {of_knots}")
@@ -238,7 +233,7 @@ class Fit(PassCosts):
     held_out_error_median: float
     """Median relative error over the passes that were not used in the fit."""
     held_out_error_p95: float
-    held_out: dict[Regime, HeldOut] = {}
+    held_out: dict[Regime, HeldOut] = Field(default_factory=dict)
     """Errors on held-out passes by regime; empty in profiles with one."""
     held_out_error_median_without_pace: float | None = None
     """The median if measurements were not divided by the machine's pace; None in older profiles."""
@@ -293,6 +288,8 @@ class Profile(Fit):
     """Measured range of tokens in a forward pass."""
     cells: Range
     """Measured range of cells that one token is scored against."""
+    sequences: Annotated[int, Field(ge=1)] | None = None
+    """The most sequences in a pass that were measured on a device."""
     reference_passes_s: tuple[Seconds, ...] = Field(
         default=(), validation_alias=AliasChoices("reference_passes_s", "yardstick_s")
     )
@@ -307,6 +304,8 @@ class Profile(Fit):
     """SHA-256 of the raw measurements."""
     device: str | None = None
     """Name of the device; None for a machine that was measured here."""
+    tables: PassTables | None = None
+    """What the parts of a pass take on the device."""
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     """Devices that share the model (``--tensor-parallel-size``)."""
     weights: str | None = None
@@ -324,8 +323,10 @@ class Profile(Fit):
     def _of_a_machine_or_a_device(self) -> Profile:
         if (self.machine is None) == (self.device is None):
             raise ValueError("machine: a profile is of a machine or of a device, so it has one of the two")
-        if self.device is not None and (self.source is None or len(self.kernels) != 1):
-            raise ValueError("source and one kernel are required in the profile of a device")
+        if (self.device is None) != (self.tables is None) or (self.device is not None and self.source is None):
+            raise ValueError("tables and source are those of a device, which has no fitted costs")
+        if self.tables is None and not self.kernels:
+            raise ValueError("kernels, matmul_knots: fields required where there are no tables")
         if self.mixed is not None and set(self.mixed.kernels) != set(self.kernels):
             raise ValueError("mixed.kernels must be those of kernels")
         return self
@@ -357,20 +358,19 @@ class Profile(Fit):
 
     def measured_kernel(self, kernel: Kernel) -> bool:
         """Whether attention was measured with this kernel."""
-        return kernel in self.kernels
+        return kernel in self.kernels if self.tables is None else kernel == self.own_kernel
 
     def kernel_costs(self, costs: PassCosts, kernel: Kernel) -> Attention:
-        """The costs of a kernel in one regime; on a device, those of its own kernel for all others.
-
-        Raises ``UserError`` if the profile of a machine has no such kernel.
-        """
-        if kernel in costs.kernels:
-            return costs.kernels[kernel]
-        if self.device is None:
+        """The fitted costs of a kernel in one regime. Raises ``UserError`` if the profile has none."""
+        if kernel not in costs.kernels:
             known = ", ".join(self.kernels)
             raise UserError(f"profile {self.name} has no kernel {kernel!r}; it has {known}")
-        (own,) = costs.kernels.values()
-        return own
+        return costs.kernels[kernel]
+
+    @property
+    def own_kernel(self) -> Kernel:
+        """The kernel of the engine on a device; all others are priced as it is."""
+        return "tiled" if self.engine.startswith("llama.cpp") else "gather"
 
     def describe(self) -> str:
         """One line for reports that names the profile, and the machine or the device."""
@@ -385,7 +385,7 @@ class Profile(Fit):
         devices = self.device if self.tensor_parallel == 1 else f"{self.tensor_parallel} x {self.device}"
         weights = f", weights in {self.weights}" if self.weights else ""
         return (
-            f"profile {self.name}: model {self.model} on {devices} under {self.engine}{weights}, {kept}, fitted to "
+            f"profile {self.name}: model {self.model} on {devices} under {self.engine}{weights}, {kept}, from "
             f"{self.source.title} {self.source.version}"
         )
 
@@ -393,10 +393,16 @@ class Profile(Fit):
     def basis(self) -> str:
         """One line for the head of results: whose times these are, and how well the profile fits."""
         kernels = ": its own kernels, not those of llama.cpp or vLLM" if self.engine == NUMPY else ""
-        errors = (
-            f"on passes held out of its fit the profile has a median error of {self.held_out_error_median:.1%} and a "
-            f"P95 error of {self.held_out_error_p95:.1%}."
-        )
+        if self.tables is not None:
+            errors = (
+                f"it predicts passes that are not in its tables within {self.held_out_error_median:.1%} (median) and "
+                f"{self.held_out_error_p95:.1%} (P95)."
+            )
+        else:
+            errors = (
+                f"on passes held out of its fit the profile has a median error of {self.held_out_error_median:.1%} and "
+                f"a P95 error of {self.held_out_error_p95:.1%}."
+            )
         if self.host is not None:
             errors += f" The host adds {self.host.seconds * 1e3:.2f} ms to a step: {self.host.source}."
         return f"Times are those of {self.describe()}{kernels}; {errors}"
@@ -443,8 +449,23 @@ class Profile(Fit):
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(path.name + ".new")
-        new.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        text = re.sub(r"\[\s+([^][{}]*?)\s+\]", _on_one_line, self.model_dump_json(indent=1))
+        new.write_text(text + "\n", encoding="utf-8")
         new.replace(path)
+
+
+def _of_device_before_tables(text: str) -> bool:
+    """Whether a file is the profile of a device as it was before devices had tables."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("device") is not None and "tables" not in found
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    """A list of numbers, which tables have thousands of."""
+    return f"[{' '.join(found[1].split())}]"
 
 
 def load_profile(name: str, folder: Path = Path()) -> Profile:
@@ -459,6 +480,8 @@ def load_profile(name: str, folder: Path = Path()) -> Profile:
     try:
         profile = Profile.model_validate_json(text)
     except ValidationError as e:
+        if _of_device_before_tables(text):
+            raise UserError(f"{name}: an earlier version made this profile of a device; make it again") from None
         first = e.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         said = first["msg"].removeprefix("Value error, ")

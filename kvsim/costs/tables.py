@@ -14,22 +14,6 @@ KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Batch sizes in tokens between which the cost of matrix work is linear; it is 0 for one token, and the last slope
 goes on."""
 
-DEVICE_KNOTS = (
-    *(1, 2, 4, 8, 16, 32, 48, 64, 65, 96, 128, 129, 160, 192, 193, 256, 257, 320, 384, 385, 448, 512, 513, 528, 640),
-    *(768, 896, 1024, 1040, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 6144, 8192, 16384),
-)
-"""The same for devices, whose batches are larger, and on which a few tokens more than a multiple of a kernel's tile
-cost as much as the next tile."""
-
-SEQUENCE_KNOTS = (1, 16, 64, 128, 256, 512, 1024)
-"""Numbers of chunks between which the cost of the language-model head is linear."""
-
-CHUNK_KNOTS = (2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025)
-"""Numbers of chunks in a mixed pass, a prompt and some decodes, for which the cost of a decode's cell is given."""
-
-LONG_CONTEXT = 2048
-"""Cells of a decode, on the mean of a mixed pass, beyond which a cell may cost more."""
-
 ATTENTION_KNOTS = (1, 2, 4, 8, 16, 64, 512, 2048, 8192)
 """Numbers of tokens that scan the same cells together, between which the cost of a cell is linear."""
 
@@ -54,21 +38,12 @@ def segments(tokens: ArrayLike, knots: Sequence[int]) -> FloatArray:
     return np.stack([np.clip(given, low, high) - low for low, high in bounds], axis=-1).astype(float)
 
 
-def shares(counts: ArrayLike, knots: Sequence[int]) -> FloatArray:
-    """Weights of the knots that interpolate linearly in the logarithm of ``counts``; shape (len(counts), len(knots)).
-
-    Outside the knots, the nearest one has weight 1.
-    """
-    position = np.interp(np.log2(np.asarray(counts, dtype=float)), np.log2(knots), np.arange(len(knots)))
-    return np.maximum(0.0, 1.0 - np.abs(np.asarray(position)[..., None] - np.arange(len(knots))))
-
-
 def seconds_of_each(
-    stop: int,
     first_s: float,
     slopes_s: Sequence[float],
     knots: Sequence[int],
-    behind: tuple[int, float, float] | None = None,
+    behind: tuple[int, float, float] | None,
+    stop: int,
 ) -> FloatArray:
     """Seconds for 0, 1, ..., ``stop - 1`` tokens: none for 0, then linear between knots; shape (stop,).
 

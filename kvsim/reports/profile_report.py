@@ -62,7 +62,7 @@ def profile_report(p: Profile) -> Report:
         ]
     about.append(
         f"Range: {p.tokens.low:,} to {p.tokens.high:,} tokens in a pass; {p.cells.low:,} to {p.cells.high:,} cells for "
-        "a token."
+        f"a token{f'; 1 to {p.sequences:,} sequences' if p.sequences else ''}."
     )
     errors = [
         Column("held out", lambda item: item[0]),
@@ -82,7 +82,7 @@ def _prices(profile: Profile) -> list[tuple[str, float]]:
     from policies import Group
     from policies.placement.rule import PassReads
 
-    price = PassPrice(profile, next(iter(profile.kernels)), (Group(0),))
+    price = PassPrice(profile, next(iter(profile.kernels), profile.own_kernel), (Group(0),))
     found = []
     for sequences in (1, 32, 128):
         for context in (512, 4096):

@@ -3,8 +3,11 @@
 import re
 
 from kvsim.costs.device_profiles import device_profiles
+from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.profile import load_profile
 from kvsim.costs.shipped import is_shipped
+from policies import Group
+from policies.placement.rule import PassReads
 from tests.docs.pages import DOCS, sections
 
 HEAD = (
@@ -34,14 +37,17 @@ def test_the_table_of_profiles_is_that_of_the_files():
     assert [line for line in text.splitlines() if line.startswith("| `")] == profile_rows()
 
 
-def test_what_a_cell_costs_on_an_rtx_4090_is_what_the_profile_says():
-    profile = load_profile("rtx4090-llama-3.1-8b")
-    decode = profile.kernels["gather"].per_cell_s.value * 1e6
-    by_chunks = profile.mixed.kernels["gather"].cell_by_chunks_s
-    mixed = [c.value * 1e6 for n, c in zip(profile.mixed.chunk_knots, by_chunks, strict=True) if n >= 9]
+def test_what_attention_takes_on_an_rtx_4090_is_what_the_profile_says():
+    price = PassPrice(load_profile("rtx4090-llama-3.1-8b"), "gather", (Group(0),))
+
+    def attention_ms(prompt, decodes, cells):
+        scans = [(prompt, prompt)] * (prompt > 0) + [(1, decodes * cells)] * (decodes > 0)
+        work = PassReads.counted(prompt + decodes, decodes + (prompt > 0), 0, scans)
+        return 1e3 * price.attention_of(work, runs_are_holes=False).useful_s
+
+    alone, beside = attention_ms(0, 32, 1024), attention_ms(512, 32, 1024) - attention_ms(512, 0, 0)
     said = re.sub(r"\s+", " ", sections("gpus.md")["What a pass costs"])
-    assert f"costs {decode:.3f} µs in decode passes" in said
-    assert f"costs {min(mixed):.2f} to {max(mixed):.2f} µs where nine sequences or more run" in said
+    assert f"take {alone:.1f} ms of attention in a decode pass, and {beside:.1f} ms more" in said
 
 
 def test_every_note_of_the_package_is_on_the_page():

@@ -10,7 +10,7 @@ import pytest
 
 from kvsim import Recording, load_profile
 from kvsim.advice.why.contrast import CAUSES
-from kvsim.costs.profile import Coefficient, HostCopyCost
+from kvsim.costs.profile import Coefficient, HostCopyCost, PassCosts
 from kvsim.engines.live.server_recording import LiveRecording
 from kvsim.engines.observing.observer import Summary as ObservedSummary
 from kvsim.engines.recordings.validation import validate_recorded
@@ -251,7 +251,8 @@ def profiles():
     found = [load_profile(name) for name in ("default", "h100_sxm-llama-3.1-8b")]
     a_second = Coefficient(value=1.0, low=1.0, high=1.0)
     copies = HostCopyCost(out_per_cell_s=a_second, in_per_cell_s=a_second)
-    found.append(found[0].model_copy(update={"host_copies": copies, "front_end_s": a_second}))
+    mixed = PassCosts(**{name: getattr(found[0], name) for name in PassCosts.model_fields})
+    found.append(found[0].model_copy(update={"host_copies": copies, "front_end_s": a_second, "mixed": mixed}))
     return [profile.model_dump(mode="json") for profile in found]
 
 

@@ -115,5 +115,4 @@ def device_families(summary: TrafficSummary, tolerant: bool, profile: Profile) -
 
 def measured_range(profile: Profile) -> tuple[int, int]:
     """The most sequences and the most tokens in a pass for which a device's profile has times."""
-    knots = profile.decode.sequence_knots
-    return (knots[-1] if knots else profile.tokens.high), profile.tokens.high
+    return profile.sequences or profile.tokens.high, profile.tokens.high

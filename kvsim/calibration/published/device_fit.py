@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.calibration.published.table_making import MeasuredParts, TestedParts
 from kvsim.costs.device_profiles import profile_name
 from kvsim.costs.devices import Device
-from kvsim.costs.fitting import fit_regimes
-from kvsim.costs.pass_layout import Sample
+from kvsim.costs.fitting import digest, held_out_error, held_out_table
+from kvsim.costs.pass_layout import REGIMES, Sample, regime_of
+from kvsim.costs.pass_price import PassPrice
+from kvsim.costs.pass_tables import PassTables
+from kvsim.costs.physics import PassPhysics
 from kvsim.costs.profile import Coefficient, CopyCost, Host, Profile, Range, Source
 from kvsim.errors import UserError
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.results import writable
+from policies import Group
+from policies.placement.rule import PassReads
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,8 +31,6 @@ if TYPE_CHECKING:
 
 MEDIAN_AIM, P95_AIM = 0.02, 0.10
 """Errors on held-out passes, in each regime, above which a profile says so."""
-
-_SEED = 19
 
 
 @dataclass(frozen=True)
@@ -77,21 +81,18 @@ class DeviceFit:
         return [path, picture]
 
 
-def fit_device(subject: Subject, samples: Sequence[Sample], source: Source, host: Host) -> DeviceFit:
-    """Fit a profile to passes, which are the same as often as it is done. Raises ``UserError`` if they are too few."""
-    try:
-        fitted = fit_regimes(samples, np.random.default_rng(_SEED))
-    except ValueError as e:
-        raise UserError(f"{source.title}: {e}") from None
+def device_fit(subject: Subject, parts: MeasuredParts, tested: TestedParts, source: Source, host: Host) -> DeviceFit:
+    """The profile whose tables are made of ``parts``, with its errors on whole passes."""
+    weights = subject.weights or subject.shape.default_type
+    physics = PassPhysics(subject.device, subject.shape, weights, tp=subject.tp)
     moves, shift = _copies(subject)
-    notes = [
-        f"In {regime} passes the held-out error is {e.error_median:.1%} in the median and {e.error_p95:.1%} at P95, "
-        f"above the aim of {MEDIAN_AIM:.0%} and {P95_AIM:.0%}."
-        for regime, e in fitted.errors.items()
-        if e.error_median > MEDIAN_AIM or e.error_p95 > P95_AIM
-    ]
-    profile = fitted.profile(
-        samples,
+    profile = Profile(
+        tables=parts.tables(physics),
+        held_out_samples=len(tested.passes),
+        held_out_error_median=0.0,
+        held_out_error_p95=0.0,
+        samples=len(parts.decode) + len(parts.prompt) + len(parts.work) + len(parts.head),
+        digest=digest(tested.passes),
         moves=moves,
         shift_per_cell_s=shift,
         name=profile_name(subject.shape, subject.device.name, tp=subject.tp, weights=subject.weights),
@@ -100,27 +101,52 @@ def fit_device(subject: Subject, samples: Sequence[Sample], source: Source, host
         type_k="f16",
         type_v="f16",
         measured=datetime.now(UTC).date().isoformat(),
-        tokens=Range(low=min(s.tokens for s in samples), high=max(s.tokens for s in samples)),
-        cells=_cells(samples),
+        tokens=Range(low=1, high=max(parts.prompt_work or parts.work)),
+        cells=Range(low=1, high=max([*(c for _, c in parts.decode), *(n + c for n, c in parts.prompt)])),
+        sequences=max(sequences for sequences, _ in parts.decode),
         device=subject.device.name,
         tensor_parallel=subject.tp,
-        weights=subject.weights or subject.shape.default_type or None,
-        source=source.model_copy(update={"notes": (*source.notes, *notes)}),
+        weights=weights or None,
+        source=source,
         host=host,
     )
-    return DeviceFit(profile, fitted.held_out)
+    return _held_against(profile, tested.parts.tables(physics), tested.passes)
 
 
-def _cells(samples: Sequence[Sample]) -> Range:
-    """Least and most cells that one token is scored against; decodes are counted together, with equal contexts."""
-    seen = []
-    for s in samples:
-        prompts = [cells for n, cells in s.scans if n > 1]
-        decodes = [cells for n, cells in s.scans if n == 1]
-        seen += prompts
-        if decodes:
-            seen.append(sum(decodes) // max(s.chunks - len(prompts), 1))
-    return Range(low=min(seen), high=max(seen))
+def _held_against(profile: Profile, tables: PassTables, passes: Sequence[Sample]) -> DeviceFit:
+    """The profile with the errors of tables on whole passes, whose seconds have no share of the host."""
+    tested = profile.model_copy(update={"host": None, "tables": tables})
+    price = PassPrice(tested, profile.own_kernel, (Group(0),))
+    seconds = np.array([each.seconds for each in passes])
+    predicted = np.array([price.seconds(_reads(each)) for each in passes])
+    table = held_out_table(passes, seconds, predicted, np.ones(len(passes), dtype=bool))
+    table.insert(0, "regime", [regime_of(each) for each in passes])
+    errors = {regime: held_out_error(own) for regime in REGIMES if len(own := table[table["regime"] == regime])}
+    notes = [
+        f"In {regime} passes the error is {e.error_median:.1%} in the median and {e.error_p95:.1%} at P95, above the "
+        f"aim of {MEDIAN_AIM:.0%} and {P95_AIM:.0%}."
+        for regime, e in errors.items()
+        if e.error_median > MEDIAN_AIM or e.error_p95 > P95_AIM
+    ]
+    whole = held_out_error(table)
+    assert profile.source is not None
+    about = {
+        "held_out": errors,
+        "held_out_error_median": whole.error_median,
+        "held_out_error_p95": whole.error_p95,
+        "source": profile.source.model_copy(update={"notes": (*profile.source.notes, *notes)}),
+    }
+    return DeviceFit(profile.model_copy(update=about), table)
+
+
+def _reads(sample: Sample) -> PassReads:
+    """What attention reads in a pass of one cache group."""
+    reads = PassReads(1)
+    reads.tokens, reads.chunks = sample.tokens, sample.chunks
+    for n, cells in sample.scans:
+        # One scan stands for those of all decodes together.
+        reads.groups[0].add_chunk(n, cells, cells, 0)
+    return reads
 
 
 def _copies(subject: Subject) -> tuple[CopyCost, Coefficient]:

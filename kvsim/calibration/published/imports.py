@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvsim.calibration.published.device_fit import DeviceFit, Subject, fit_device
+from kvsim.calibration.published.device_fit import DeviceFit, Subject, device_fit
 from kvsim.calibration.published.layer_tables import LayerTables, Link, read_layer_tables
 from kvsim.costs.devices import Device, device_named, recorded_device
 from kvsim.costs.memory_plan import default_cells
@@ -63,7 +63,7 @@ def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) 
             f"{tables.folder}: no version of vLLM is called {version!r:.40}; one such as 0.19.0 is expected"
         )
     cells = default_cells(model, device.name, tp=options.tp)
-    samples = tables.samples(shape, most_cells=cells, link=_link(options))
+    parts, tested = tables.parts(shape, most_cells=cells, link=_link(options))
     source = Source(
         title=options.source or f"kernel tables in {tables.folder.name}",
         url=options.url,
@@ -71,9 +71,8 @@ def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) 
         version=_version(meta),
         notes=(*_notes(options), *inferred, *_EXPERTS[: min(shape.n_experts, 1)], *options.notes),
     )
-    return fit_device(
-        Subject(device, shape, f"vllm {version}", options.tp), samples, source, host_of("vllm", options.host_ms)
-    )
+    subject = Subject(device, shape, f"vllm {version}", options.tp)
+    return device_fit(subject, parts, tested, source, host_of("vllm", options.host_ms))
 
 
 def _tables_of(tables: LayerTables, model: str | None) -> tuple[LayerTables, str, tuple[str, ...]]:

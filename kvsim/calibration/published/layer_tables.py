@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.calibration.published.sampling import PlannedPass
+from kvsim.calibration.published.table_making import MeasuredParts, TestedParts
 from kvsim.costs.pass_layout import Sample
+from kvsim.costs.pass_tables import Together
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
 from kvsim.model.attention_groups import MemoryShape
@@ -75,37 +77,69 @@ class LayerTables:
     moe: pd.DataFrame | None
     """Columns tokens, activated_experts, seconds."""
 
-    def samples(
+    def parts(
         self, shape: MemoryShape, *, most_cells: int, link: Link | None = None, graphs: bool = True
-    ) -> list[Sample]:
-        """One pass for each row of the table of attention, through all layers of the model.
+    ) -> tuple[MeasuredParts, TestedParts]:
+        """What the parts of passes take in all layers of the model, and how it is tested.
 
-        ``most_cells``: tokens that the device's cache holds: rows with more of them cannot happen, and are left out, as
-        are those whose tokens are beyond the table of dense layers. ``link``: between the devices that share the model,
-        of whose parts the tables are. ``graphs``: pad small passes as vLLM's CUDA graphs do. Raises ``UserError`` if
-        the tables are not those of such a model.
+        ``most_cells``: tokens that the device's cache holds: passes with more of them cannot happen, and are left out.
+        ``link``: between the devices that share the model, of whose parts the tables are. ``graphs``: pad small passes
+        as vLLM's CUDA graphs do. Raises ``UserError`` if the tables are not those of such a model.
         """
-        n_layers = sum(group.layers for group in shape.groups)
         if bool(shape.n_experts) != (self.moe is not None):
             what = (
                 "has experts, but there is no moe.csv" if shape.n_experts else "has no experts, but there is a moe.csv"
             )
             raise UserError(f"{self.folder}: {shape.name} {what}")
-        rows = self.attention
+        n_layers = shape.n_layers
+        rows = self.attention.assign(seconds=n_layers * self.attention["seconds"])
+        grid, others = _grid_of(rows)
+        tokens = _steps(self.dense.index) if graphs else self.dense.index.to_numpy()
+        work = dict(zip(tokens.tolist(), self._work(shape, tokens, link, graphs).tolist(), strict=True))
+        parts = self._parts_of(grid, work)
+        if not others.empty:
+            return parts, TestedParts(parts, self._passes(shape, others, most_cells, link, graphs))
+        fewer = _thinned(grid)
+        passes = self._passes(shape, grid.drop(fewer.index), most_cells, link, graphs)
+        return parts, TestedParts(self._parts_of(fewer, work), passes)
+
+    def _parts_of(self, grid: pd.DataFrame, work: dict[int, float]) -> MeasuredParts:
+        prompts, decodes = grid[grid["n_decode"] == 0], grid[grid["prefill_chunk"] == 0]
+        if prompts.empty or decodes.empty:
+            missing = "prefill_chunk" if prompts.empty else "n_decode"
+            raise UserError(f"{self.folder}: attention.csv has no rows with {missing} alone")
+        return MeasuredParts(
+            work=work,
+            prompt_work=None,
+            head=dict(zip(self.head.index.tolist(), self.head.sum(axis=1).tolist(), strict=True)),
+            decode=_by_two(decodes[decodes["kv_decode"] > 0], "n_decode", "kv_decode"),
+            prompt=_by_two(prompts, "prefill_chunk", "kv_prefill"),
+            together=_together(grid, prompts, decodes),
+        )
+
+    def _work(self, shape: MemoryShape, tokens: FloatArray, link: Link | None, graphs: bool) -> FloatArray:
+        """All but attention and head, in seconds, by tokens."""
+        run = _padded(tokens) if graphs else tokens.astype(float)
+        layer = 2 * self._dense(_TWICE, run) + self._dense((*_PROJECTIONS, *_OPTIONAL), run)
+        layer += self._experts(shape, run) if self.moe is not None else self._dense(_FEED_FORWARD, run)
+        seconds = self._dense(_ONCE, run) + shape.n_layers * layer
+        if link is not None:
+            # After attention and the feed-forward network of each layer, and after the embedding.
+            seconds += (2 * shape.n_layers + 1) * link.all_reduce_s(2 * shape.d_model * run)
+        return seconds
+
+    def _passes(
+        self, shape: MemoryShape, rows: pd.DataFrame, most_cells: int, link: Link | None, graphs: bool
+    ) -> list[Sample]:
+        """Whole passes, each with the attention of a row that is in seconds of all layers."""
         tokens = (rows["prefill_chunk"] + rows["n_decode"]).to_numpy()
         cells = rows["prefill_chunk"] + rows["kv_prefill"] + rows["n_decode"] * rows["kv_decode"]
         rows = rows[(tokens >= 1) & (tokens <= int(self.dense.index.max())) & (cells <= most_cells)]
         tokens = (rows["prefill_chunk"] + rows["n_decode"]).to_numpy()
-        run = _padded(tokens) if graphs else tokens
         chunks = rows["n_decode"].to_numpy() + (rows["prefill_chunk"].to_numpy() > 0)
-        layer = 2 * self._dense(_TWICE, run) + self._dense((*_PROJECTIONS, *_OPTIONAL), run)
-        layer += self._experts(shape, run) if self.moe is not None else self._dense(_FEED_FORWARD, run)
-        layer += rows["seconds"].to_numpy()
-        seconds = self._dense(_ONCE, run) + n_layers * layer + _interpolated(self.head, chunks)
-        if link is not None:
-            # After attention and the feed-forward network of each layer, and after the embedding.
-            seconds += (2 * n_layers + 1) * link.all_reduce_s(2 * shape.d_model * run)
-        columns = [rows[name].tolist() for name in ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")]
+        seconds = self._work(shape, tokens, link, graphs) + rows["seconds"].to_numpy()
+        seconds += _interpolated(self.head, chunks)
+        columns = [rows[name].tolist() for name in _COLUMNS["attention"][:4]]
         return [
             PlannedPass(int(prompt > 0), prompt, cached, decodes, context).sample(float(took), i)
             for i, (prompt, cached, decodes, context, took) in enumerate(zip(*columns, seconds, strict=True))
@@ -153,6 +187,70 @@ class LayerTables:
         inside = LinearNDInterpolator(points, self.moe["seconds"].to_numpy())(asked)
         nearest = NearestNDInterpolator(points, self.moe["seconds"].to_numpy())(asked)
         return np.where(np.isnan(inside), nearest, inside)
+
+
+def _grid_of(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows that lie on one grid, and those that do not.
+
+    Profilers measure several grids, or one with points added. That of powers of two is taken if it is whole, else all.
+    """
+    import pandas as pd
+
+    axes = _COLUMNS["attention"][:4]
+    on = pd.Series(True, index=rows.index)
+    for axis in ("prefill_chunk", "kv_prefill", "kv_decode"):
+        on &= (rows[axis] & (rows[axis] - 1)) == 0
+    if not on.any() or not _is_whole(rows[on]):
+        on = pd.Series(True, index=rows.index)
+    grid = rows[on].drop_duplicates(list(axes)).sort_values(list(axes), ignore_index=True)
+    return grid, rows[~on]
+
+
+def _thinned(grid: pd.DataFrame) -> pd.DataFrame:
+    """The grid without every second number of cells but the largest, so that those left out lie between others."""
+    kept = grid
+    for axis in ("kv_prefill", "kv_decode"):
+        numbers = sorted(set(grid[axis]) - {0})
+        kept = kept[~kept[axis].isin(numbers[1:-1:2])]
+    return kept
+
+
+def _is_whole(rows: pd.DataFrame) -> bool:
+    """Whether prompts beside decodes were measured in all combinations."""
+    mixed = rows[(rows["prefill_chunk"] > 0) & (rows["n_decode"] > 0)]
+    sizes = [mixed[axis].nunique() for axis in _COLUMNS["attention"][:4]]
+    return len(mixed.drop_duplicates(list(_COLUMNS["attention"][:4]))) == int(np.prod(sizes)) > 0
+
+
+def _by_two(rows: pd.DataFrame, one: str, other: str) -> dict[tuple[int, int], float]:
+    return {(int(a), int(b)): float(s) for a, b, s in zip(rows[one], rows[other], rows["seconds"], strict=True)}
+
+
+def _together(grid: pd.DataFrame, prompts: pd.DataFrame, decodes: pd.DataFrame) -> Together | None:
+    """How much longer attention takes where prompts and decodes are in one pass; None unless that was measured."""
+    mixed = grid[(grid["prefill_chunk"] > 0) & (grid["n_decode"] > 0)]
+    if not _is_whole(grid):
+        return None
+    alone = prompts.set_index(["prefill_chunk", "kv_prefill"])["seconds"]
+    beside = decodes.set_index(["n_decode", "kv_decode"])["seconds"]
+    both = mixed.join(alone.rename("prompt_s"), on=["prefill_chunk", "kv_prefill"])
+    both = both.join(beside.rename("decode_s"), on=["n_decode", "kv_decode"]).dropna()
+    axes = [tuple(sorted({int(n) for n in mixed[axis]})) for axis in _COLUMNS["attention"][:4]]
+    if len(both) < len(mixed) or min(map(len, axes)) < 2:
+        return None
+    ratios = (both["seconds"] / (both["prompt_s"] + both["decode_s"])).tolist()
+    tokens, cached, sequences, cells = axes
+    return Together(
+        tokens=tokens, cached=cached, sequences=sequences, cells=cells, ratios=tuple(round(r, 3) for r in ratios)
+    )
+
+
+def _steps(measured: pd.Index) -> FloatArray:
+    """Tokens at which work changes: each size of CUDA graphs, one more, and what was measured beyond."""
+    sizes = np.array(_GRAPH_SIZES)
+    most = int(measured.max())
+    both = np.unique(np.concatenate([sizes, sizes[:-1] + 1, measured[measured > sizes[-1]].to_numpy(), [1]]))
+    return both[both <= most]
 
 
 def _interpolated(table: pd.DataFrame, at: FloatArray) -> FloatArray:

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 from platformdirs import user_cache_path
 
-from kvsim.calibration.published.device_fit import DeviceFit, Subject, fit_device
+from kvsim.calibration.published.device_fit import DeviceFit, Subject, device_fit
 from kvsim.calibration.published.imports import host_of
-from kvsim.calibration.published.package import Question, ask, package_passes
+from kvsim.calibration.published.package import PackageModel, ask, package_parts, package_passes
 from kvsim.calibration.published.sampling import PASSES
+from kvsim.calibration.published.table_making import TestedParts
 from kvsim.costs.profile import Host, load_profile
 from kvsim.errors import UserError
 from kvsim.experiments.fingerprint import code_version, digest_of
@@ -48,7 +49,8 @@ def make_profile(
     found = _read(kept)
     if found is not None:
         return found
-    samples = package_passes(question, np.random.default_rng(SEED), passes)
+    parts = package_parts(question)
+    tested = TestedParts(parts, package_passes(question, np.random.default_rng(SEED), passes))
     subject = Subject(
         question.device,
         question.shape,
@@ -56,12 +58,12 @@ def make_profile(
         question.tp,
         question.chosen_weights,
     )
-    made = fit_device(subject, samples, source, host)
+    made = device_fit(subject, parts, tested, source, host)
     _write(kept, made)
     return made
 
 
-def _key(question: Question, host: Host, passes: int) -> str:
+def _key(question: PackageModel, host: Host, passes: int) -> str:
     """A name for all that a profile depends on."""
     asked = (question.device.name, question.engine, question.engine_version, question.tp, question.chosen_weights)
     shape = [str(value) for value in astuple(question.shape)]

@@ -17,8 +17,9 @@ import json
 import logging
 import math
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -31,6 +32,7 @@ import numpy as np
 
 from kvsim.calibration.published.package_names import ENGINES, SYSTEMS, WEIGHTS
 from kvsim.calibration.published.sampling import PASSES, PlannedPass, Reach, plan_passes
+from kvsim.calibration.published.table_making import SEQUENCES, MeasuredParts
 from kvsim.costs.devices import Device, device_named
 from kvsim.costs.pass_layout import Sample
 from kvsim.costs.profile import Source
@@ -58,12 +60,55 @@ _ARCHITECTURES = {
 
 _LONGEST = 65_536
 """Tokens of the longest context in the package's tables of attention."""
+_LEAST_CELLS = 65_536
+"""Cells of all sequences up to which attention is asked for even if the device's memory holds fewer."""
+_TOKENS = (
+    *(
+        1,
+        2,
+        4,
+        8,
+        16,
+        24,
+        32,
+        48,
+        64,
+        65,
+        80,
+        96,
+        128,
+        129,
+        160,
+        192,
+        193,
+        256,
+        257,
+        320,
+        384,
+        385,
+        448,
+        512,
+        513,
+        640,
+        768,
+        896,
+    ),
+    *(1024, 1025, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 5120, 6144, 8192, 12288, 16384),
+)
+"""Tokens of the passes whose matrices are asked for; on devices, one token more than a kernel's tile costs as the next
+tile."""
+_SHORT = 128
+"""Context of the passes whose matrices are asked for; these do not depend on it."""
+_ATTENTION, _HEAD = "attention|mla_block", "logits"
+"""Parts of the package's names of operations."""
+_ALIKE = 0.02
+"""Difference between passes with and without prompts that is not worth a table of its own."""
 _MOST_CELLS = 524_288
 """Tokens of all sequences of a pass together in these tables."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PackageModel:
     """A model on a device as the package is asked about it; every name has been checked."""
 
     device: Device
@@ -79,6 +124,17 @@ class Question:
     """As in ``WEIGHTS``, or what the model's own config.json says."""
     weight_dtype: str | None
     """The package's name of it; None: it reads the config.json."""
+
+    @property
+    def what(self) -> str:
+        """The model in words."""
+        return f"{self.shape.name} in {self.weights} on {self.device.name} under {self.engine}"
+
+    @property
+    def mode(self) -> str:
+        """The package's name of its mode of quantisation, which differs from that of the type where both are given."""
+        assert self.weight_dtype is not None
+        return {"int8": "int8_wo", "int4": "int4_wo"}.get(self.weight_dtype, self.weight_dtype)
 
     @property
     def source(self) -> Source:
@@ -107,7 +163,49 @@ class Question:
         return Reach(min(self.shape.context or _LONGEST, _LONGEST), min(fits, _MOST_CELLS))
 
 
-def package_passes(question: Question, rng: np.random.Generator, n: int = PASSES) -> list[Sample]:
+def package_parts(question: PackageModel) -> MeasuredParts:
+    """What the parts of passes take by the package. K and V are in 16 bits.
+
+    Raises ``UserError`` for whatever the package does not know, and if it is missing.
+    """
+    reach = question.reach
+    with _compiled(question) as handle:
+        work, head, prompt_work, decode, prompt = {}, {}, {}, {}, {}
+        for n in _TOKENS:
+            prompt_work[n] = work[n] = _seconds(_prompt_operations(handle, n), but=(_ATTENTION, _HEAD))
+            if n <= SEQUENCES:
+                alone = handle.decode_step_per_op(n, _SHORT, 2)
+                work[n], head[n] = _seconds(alone, but=(_ATTENTION, _HEAD)), _seconds(alone, only=_HEAD)
+        for b in (1 << i for i in range(11)):
+            for c in (1 << i for i in range(4, 18)):
+                if c <= reach.context and b * c <= max(reach.cells, _LEAST_CELLS):
+                    decode[b, c] = _seconds(handle.decode_step_per_op(b, c, 2), only=_ATTENTION)
+        for n in (1 << i for i in range(4, 15)):
+            for cached in (0, *(1 << i for i in range(8, 17))):
+                if n + cached <= reach.context:
+                    prompt[n, cached] = _seconds(_prompt_operations(handle, n, cached), only=_ATTENTION)
+    alike = all(abs(prompt_work[n] / work[n] - 1) < _ALIKE for n in prompt_work)
+    return MeasuredParts(work, None if alike else prompt_work, head, decode, prompt)
+
+
+def _prompt_operations(handle: Any, tokens: int, cached: int = 0) -> list[Any]:
+    """The operations of a pass with ``tokens`` tokens of one prompt, of which ``cached`` were computed before."""
+    found: tuple[list[Any], list[Any]] = handle.run_static_per_op(
+        batch_size=1, isl=tokens + cached, osl=1, prefix=cached, mode="static_ctx"
+    )
+    return found[0]
+
+
+def _seconds(ops: Iterable[Any], *, only: str = "", but: tuple[str, ...] = ()) -> float:
+    """The seconds of operations by their names, together; each is a name, milliseconds, and more."""
+    pattern, without = re.compile(only), [re.compile(each) for each in but]
+    return (
+        sum(float(ms) for name, ms, *_ in ops if pattern.search(name) and not any(p.search(name) for p in without))
+        / 1e3
+    )
+
+
+def package_passes(question: PackageModel, rng: np.random.Generator, n: int = PASSES) -> list[Sample]:
     """Price ``n`` passes: decode-only ones, and ones with prompts (``mixed``). K and V are in 16 bits.
 
     Raises ``UserError`` for whatever the package does not know, and if it is missing.
@@ -125,7 +223,7 @@ def ask(
     engine_version: str | None = None,
     tp: int = 1,
     weights: str | None = None,
-) -> Question:
+) -> PackageModel:
     """Check what the package is to be asked. Raises ``UserError``.
 
     ``model`` is a name of the shipped table, a config.json (or its folder) or a GGUF file; ``engine_version`` is the
@@ -148,7 +246,7 @@ def ask(
     stored = weights
     if stored is None and "quantization_config" not in config:
         stored = shape.default_type if shape.default_type in WEIGHTS else "bf16"
-    return Question(
+    return PackageModel(
         device=found,
         shape=shape,
         config=config,
@@ -161,9 +259,37 @@ def ask(
     )
 
 
-def pricer(question: Question) -> Callable[[PlannedPass], float]:
-    """A function that returns a pass's seconds. Raises ``UserError`` if the package cannot price the model."""
-    what = f"{question.shape.name} in {question.weights} on {question.device.name} under {question.engine}"
+@contextmanager
+def _compiled(question: PackageModel) -> Iterator[Any]:
+    """The package's handle of the model. Raises ``UserError`` if it cannot price it."""
+    engine = _package("aiconfigurator_core.sdk.engine")
+    dtype = {} if question.weight_dtype is None else dict.fromkeys(("gemm_quant_mode", "moe_quant_mode"), question.mode)
+    with tempfile.TemporaryDirectory() as folder, _offline_and_quiet():
+        (Path(folder) / "config.json").write_text(json.dumps(dict(question.config)), encoding="utf-8")
+        try:
+            yield engine.EngineHandle.compile(
+                folder,
+                SYSTEMS[question.device.name],
+                question.engine,
+                backend_version=question.engine_version,
+                tp_size=question.tp,
+                moe_tp_size=question.tp,
+                kv_block_size=16,
+                kvcache_quant_mode="bfloat16",
+                **dtype,
+            )
+        except UserError:
+            raise
+        except Exception as e:
+            raise _unknown(question.what, e) from None
+
+
+def pricer(question: PackageModel, name: str | None = None) -> Callable[[PlannedPass], float]:
+    """A function that returns a pass's seconds. Raises ``UserError`` if the package cannot price the model.
+
+    ``name``: ask for the model that the package knows by this name instead of handing it over.
+    """
+    what = question.what
     settings = {
         "schema_version": 1,
         "system_name": SYSTEMS[question.device.name],
@@ -181,7 +307,7 @@ def pricer(question: Question) -> Callable[[PlannedPass], float]:
     with tempfile.TemporaryDirectory() as folder, _offline_and_quiet():
         (Path(folder) / "config.json").write_text(json.dumps(dict(question.config)), encoding="utf-8")
         try:
-            model = package.RustForwardPassPerfModel.from_native(json.dumps(settings | {"model_name": folder}))
+            model = package.RustForwardPassPerfModel.from_native(json.dumps(settings | {"model_name": name or folder}))
         except Exception as e:
             raise _unknown(what, e) from None
 

@@ -13,8 +13,8 @@ from policies import Kernel
 KERNEL: Kernel = "gather"
 """The kernel of paged attention, which reads just a sequence's cells, through a table of blocks."""
 
-PASSES = 4_500
-"""Passes that are priced for a profile; a package takes some 50 µs for each."""
+PASSES = 1_000
+"""Passes with which a profile's tables are compared; a package takes some 50 µs for each."""
 _DECODE_SHARE = 0.4
 _USUAL_SHARE = 0.7
 """Share of passes with at most 256 decodes and, if they are decode-only, 128 to 8,192 tokens of context each."""

@@ -104,7 +104,7 @@ MISTAKES = {
     ),
     "half a profile": (
         ("run", "--profile", "half.json"),
-        "half.json: not a machine profile: matmul_knots: field required",
+        "half.json: not a machine profile: moves: field required",
     ),
 }
 GIVEN_FILES = {

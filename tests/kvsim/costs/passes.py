@@ -5,14 +5,18 @@ import math
 from policies.placement.rule import PassReads
 
 
-def cell_s(price, decodes, prompt=0):
-    """Seconds for one more cell that a token scans, in a pass of so many tokens that decode, and of a prompt."""
+def cell_s(price, decodes, prompt=0, each=None):
+    """Seconds for one more cell that a token scans, in a pass of so many tokens that decode, and of a prompt.
 
-    def seconds(cells):
-        scans = [(1, cells)] if prompt == 0 else [(prompt, prompt), (1, cells)]
+    ``each``: cells of each that decodes; by default they have 1,000 together.
+    """
+    cells = 1000 if each is None else each * decodes
+
+    def seconds(scanned):
+        scans = [(1, scanned)] if prompt == 0 else [(prompt, prompt), (1, scanned)]
         return price.seconds(PassReads.counted(prompt + decodes, decodes + (prompt > 0), 0, scans))
 
-    return (seconds(2000) - seconds(1000)) / 1000
+    return (seconds(2 * cells) - seconds(cells)) / cells
 
 
 def looked_up(slopes, knots, tokens):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from kvsim.costs.device_profiles import device_profiles, find_device_profile, profile_name
-from kvsim.costs.devices import device_named
 from kvsim.costs.profile import load_profile
 from kvsim.costs.shipped import is_shipped
 from kvsim.model.memory_shapes import memory_shape
@@ -39,30 +38,20 @@ def test_a_shipped_profile_is_named_after_what_it_is_of_and_says_its_source(name
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_profile_fits_passes_that_were_held_out_or_says_that_it_does_not(name):
+def test_a_shipped_profile_predicts_passes_that_are_not_in_its_tables_or_says_that_it_does_not(name):
     profile = load_profile(name)
     said = " ".join(profile.source.notes)
     assert set(profile.held_out) == {"decode", "mixed"}
     for regime, error in profile.held_out.items():
         fits = error.error_median <= 0.02 and error.error_p95 <= 0.1
-        assert fits != (f"In {regime} passes the held-out error is" in said)
+        assert fits != (f"In {regime} passes the error is" in said)
         assert error.error_median < 0.03
         assert error.samples >= 20
 
 
-@pytest.mark.parametrize("name", [name for name in SHIPPED if not memory_shape(load_profile(name).model).n_experts])
-def test_one_decode_takes_no_less_than_reading_all_weights(name):
-    profile = load_profile(name)
-    shape, device = memory_shape(profile.model), device_named(profile.device)
-    bandwidth = profile.tensor_parallel * device.bandwidth_gb_s * 1e9
-    read = 2 * (shape.n_parameters - shape.vocabulary * shape.d_model) / bandwidth
-    base = profile.kernels["gather"].base_s.value + profile.kernels["gather"].per_chunk_s.value
-    assert read < base < 2 * read
-
-
 def test_the_devices_rank_as_their_bandwidths_do():
     def decode(device):
-        return find_device_profile("llama-3.1-8b", device).kernels["gather"].base_s.value
+        return find_device_profile("llama-3.1-8b", device).tables.work.seconds[0]
 
     ranks = sorted(["h100_sxm", "a100_sxm", "l40s", "h200_sxm", "b200_sxm"], key=decode)
     assert ranks == ["b200_sxm", "h200_sxm", "h100_sxm", "a100_sxm", "l40s"]
@@ -70,7 +59,7 @@ def test_the_devices_rank_as_their_bandwidths_do():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100_sxm-qwen3-14b", "a100_sxm-llama-3.1-8b"])
-def test_a_shipped_profile_is_fitted_to_what_the_package_says_now(name):
+def test_a_shipped_profile_has_what_the_package_says_now(name):
     from kvsim.calibration.published.make import SEED
     from kvsim.calibration.published.package import ask, package_passes
 

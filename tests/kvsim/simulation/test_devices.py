@@ -68,4 +68,4 @@ def test_a_prompt_beside_decodes_makes_their_cells_dearer():
     from tests.kvsim.costs.passes import cell_s
 
     price = PassPrice(find_device_profile("llama-3.1-8b", "rtx4090"), "gather", (Group(0),))
-    assert cell_s(price, 32, prompt=512) > 1.5 * cell_s(price, 32)
+    assert cell_s(price, 32, prompt=512, each=1000) > 1.5 * cell_s(price, 32, each=1000)

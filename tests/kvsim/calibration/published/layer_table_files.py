@@ -11,16 +11,16 @@ TOKENS = (*range(1, 33), *range(40, 513, 8), *range(544, 2049, 32))
 def dense_us(tokens):
     """Microseconds of one layer, but for attention and with one of its two norms: as long as reading the weights, or
     as computing with them."""
-    return 50 + max(0, tokens - 64) * 0.5
+    return 500 + max(0, tokens - 64) * 3.0
 
 
-def write_tables(folder, *, model="meta-llama/Llama-3.1-8B", cell_us=0.004, mixed_cell_us=0.01):
+def write_tables(folder, *, model="meta-llama/Llama-3.1-8B", cell_us=0.005, mixed_cell_us=0.01):
     """Write tables in which a cell costs ``cell_us`` alone and ``mixed_cell_us`` beside a prompt; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [(layer, n, dense_us(n) / len(LAYERS)) for layer in LAYERS for n in TOKENS]
     rows += [(layer, n, 5 + n * 0.001) for layer in ("embedding", "final_layernorm") for n in TOKENS]
     pd.DataFrame(rows, columns=["layer", "tokens", "time_us"]).to_csv(folder / "dense.csv", index=False)
-    heads = [("lm_head", n, 700 + n * 2.0) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
+    heads = [("lm_head", n, 1100 + n * 7.0) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
     heads += [("sampler", n, 20 + n * 0.5) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
     pd.DataFrame(heads, columns=["layer", "sequences", "time_us"]).to_csv(folder / "per_sequence.csv", index=False)
     counts, contexts = (1, 2, 4, 8, 16, 32, 64, 128), (16, 64, 256, 512, 1024, 2048, 4096)

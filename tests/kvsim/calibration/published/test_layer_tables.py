@@ -27,44 +27,41 @@ def fitted(folder):
     return import_tables(folder)
 
 
-def test_a_pass_is_the_sum_of_its_kernels(folder):
-    tables = read_layer_tables(folder)
-    samples = tables.samples(memory_shape(LLAMA), most_cells=40_000, graphs=False)
-    sample = next(s for s in samples if s.tokens == s.chunks == 8 and s.scans == ((1, 8 * 512),))
-    layer = dense_us(8) * (len(LAYERS) + 1) / len(LAYERS) + 8 + 8 * 512 * 0.004  # Two norms in a layer.
-    once = 2 * (5 + 8 * 0.001) + 700 + 8 * 2 + 20 + 8 * 0.5
-    assert sample.seconds == pytest.approx((32 * layer + once) * 1e-6)
+def parts_of(folder, **given):
+    return read_layer_tables(folder).parts(memory_shape(LLAMA), most_cells=40_000, **given)
+
+
+def test_the_parts_of_a_pass_are_the_sums_of_their_kernels(folder):
+    parts, _ = parts_of(folder, graphs=False)
+    layer = dense_us(8) * (len(LAYERS) + 1) / len(LAYERS)  # Two norms in a layer.
+    assert parts.work[8] == pytest.approx((32 * layer + 2 * (5 + 8 * 0.001)) * 1e-6)
+    assert parts.head[8] == pytest.approx((1100 + 8 * 7 + 20 + 8 * 0.5) * 1e-6)
+    assert parts.decode[8, 512] == pytest.approx(32 * (8 + 8 * 512 * 0.005) * 1e-6)
 
 
 def test_small_passes_are_padded_to_the_next_cuda_graph(folder):
-    tables, shape = read_layer_tables(folder), memory_shape(LLAMA)
-    plain = {s.origin: s.seconds for s in tables.samples(shape, most_cells=40_000, graphs=False)}
-    padded = tables.samples(shape, most_cells=40_000)
-    beside = next(s for s in padded if s.tokens == 64 + 4)  # Run as 72 tokens.
-    assert beside.seconds > plain[beside.origin]
-    full = next(s for s in padded if s.tokens == 1024)
-    assert full.seconds == plain[full.origin]
+    (plain, _), (padded, _) = parts_of(folder, graphs=False), parts_of(folder)
+    assert padded.work[65] == padded.work[72] > padded.work[64]
+    assert padded.work[1024] == plain.work[1024]
 
 
 def test_what_the_device_cannot_hold_is_left_out(folder):
-    samples = read_layer_tables(folder).samples(memory_shape(LLAMA), most_cells=5_000)
-    assert max(sum(cells for _, cells in s.scans) for s in samples) <= 5_000
+    _, tested = read_layer_tables(folder).parts(memory_shape(LLAMA), most_cells=5_000)
+    assert max(sum(cells for _, cells in s.scans) for s in tested.passes) <= 5_000
 
 
 def test_an_all_reduce_is_added_where_devices_share_the_model(folder):
-    tables, shape = read_layer_tables(folder), memory_shape(LLAMA)
-    alone = tables.samples(shape, most_cells=40_000, graphs=False)
-    shared = tables.samples(shape, most_cells=40_000, graphs=False, link=Link(2, gb_s=16, latency_us=20))
-    one, two = alone[0], shared[0]
-    message = 2 * shape.d_model * one.tokens
-    assert two.seconds - one.seconds == pytest.approx(65 * 2 * (message / 2 / 16e9 + 20e-6))
+    alone, _ = parts_of(folder, graphs=False)
+    shared, _ = parts_of(folder, graphs=False, link=Link(2, gb_s=16, latency_us=20))
+    message = 2 * memory_shape(LLAMA).d_model * 64
+    assert shared.work[64] - alone.work[64] == pytest.approx(65 * 2 * (message / 2 / 16e9 + 20e-6))
 
 
-def test_the_fit_finds_what_a_cell_costs_in_each_regime(fitted):
+def test_the_profile_has_what_a_cell_costs_in_each_regime(fitted):
     profile = fitted.profile
     price = PassPrice(profile, "gather", (Group(0),))
-    assert cell_s(price, 32) == pytest.approx(32 * 0.004e-6, rel=0.02)
-    assert cell_s(price, 32, prompt=256) == pytest.approx(32 * 0.01e-6, rel=0.02)
+    assert cell_s(price, 32) == pytest.approx(32 * 0.005e-6, rel=0.02)
+    assert cell_s(price, 32, prompt=256) == pytest.approx(32 * 0.01e-6, rel=0.05)
     for errors in profile.held_out.values():
         assert errors.error_median < 0.02
         assert errors.error_p95 < 0.1
@@ -194,7 +191,7 @@ PUBLISHED = SHARED / "reference" / "vllm-gpu" / "profiles"
 @pytest.mark.slow
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published tables are not here")
 @pytest.mark.parametrize("name", ["rtx4090-llama-3.1-8b", "rtxpro6000-qwen3-32b"])
-def test_published_tables_are_fitted_within_the_aim(name):
+def test_published_tables_predict_passes_between_their_entries_within_the_aim(name):
     for errors in import_tables(PUBLISHED / name).profile.held_out.values():
         assert errors.error_median <= 0.02
         assert errors.error_p95 <= 0.10

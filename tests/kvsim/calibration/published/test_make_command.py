@@ -58,7 +58,7 @@ def test_a_model_given_as_config_json_only(tmp_path, few_passes):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("--device", "h100"), "no device called 'h100'; did you mean 'h100_sxm'?"),
+        (("--device", "h100"), "no device called 'h100'; did you mean 'h100_sxm' or"),
         (("--device", "rtx4090"), "aiconfigurator-core has no kernels of rtx4090"),
         (("--model", "gemma-2-9b"), "not asked about model_type 'gemma2'"),
         (("--engine", "sglang"), "--out: needed with --engine sglang"),

@@ -4,20 +4,30 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvsim.calibration.published.package import ask, package_passes, pricer
+from kvsim.calibration.published.package import ask, package_parts, package_passes, pricer
 from kvsim.calibration.published.package_names import SYSTEMS
 from kvsim.calibration.published.sampling import PlannedPass
 from kvsim.costs.devices import devices
-from kvsim.costs.fitting import fit_regimes
 from kvsim.errors import UserError
+from kvsim.model.memory_shapes import model_names
 from tests.gguf_files import Small
-from tests.kvsim.calibration.published.packages import BASE_MS, CELL_MS, LinearModel
+from tests.kvsim.calibration.published.packages import (
+    BASE_MS,
+    CELL_MS,
+    CHUNK_MS,
+    HEAD_MS,
+    MIXED,
+    TOKEN_MS,
+    LinearModel,
+)
 
 real = pytest.mark.skipif(
     find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed (extra gpu)"
@@ -28,14 +38,14 @@ def priced(n=200, seed=0, device="h100_sxm", model="llama-3.1-8b", **given):
     return package_passes(ask(device, model, **given), np.random.default_rng(seed), n)
 
 
-@pytest.mark.slow
-def test_linear_costs_are_found_again_in_both_regimes(package):
-    fitted = fit_regimes(priced(600), np.random.default_rng(0))
-    for regime, error in fitted.errors.items():
-        assert error.error_p95 < 1e-3, regime
-    decode = fitted.costs["decode"].kernels["gather"]
-    assert decode.per_cell_s.value == pytest.approx(CELL_MS / 1e3, rel=1e-3)
-    assert decode.base_s.value == pytest.approx(BASE_MS / 1e3, rel=0.01)
+def test_parts_are_those_of_the_package(package):
+    parts = package_parts(ask("h100_sxm", "llama-3.1-8b"))
+    assert parts.work[64] == pytest.approx((BASE_MS + 64 * TOKEN_MS) / 1e3)
+    assert parts.prompt_work[512] == pytest.approx(MIXED * (BASE_MS + 512 * TOKEN_MS) / 1e3)
+    assert parts.head[8] == pytest.approx((HEAD_MS + 8 * CHUNK_MS) / 1e3)
+    assert parts.decode[32, 1024] == pytest.approx(32 * 1024 * CELL_MS / 1e3)
+    assert parts.prompt[256, 4096] == pytest.approx(256 * (4096 + 128.5) * CELL_MS / 1e3)
+    assert max(n + cached for n, cached in parts.prompt) <= 65_536
 
 
 def test_a_sample_says_the_work_that_was_priced(package):
@@ -135,12 +145,13 @@ def test_what_the_package_does_not_know_is_said_in_a_line(package, given, said):
 
 def test_an_error_of_the_package_becomes_a_line_without_its_paths(package):
     package.error = RuntimeError("perf database error: GEMM perf data missing for quant 'int4_wo' at /usr/lib/x\nmore")
-    with pytest.raises(UserError) as found:
-        priced(weights="int4")
-    assert str(found.value) == (
-        "aiconfigurator-core has no times for llama-3.1-8b in int4 on h100_sxm under vllm: perf database error: GEMM "
-        "perf data missing for quant 'int4_wo'"
-    )
+    for ask_for in (priced, lambda **given: package_parts(ask("h100_sxm", "llama-3.1-8b", **given))):
+        with pytest.raises(UserError) as found:
+            ask_for(weights="int4")
+        assert str(found.value) == (
+            "aiconfigurator-core has no times for llama-3.1-8b in int4 on h100_sxm under vllm: perf database error: "
+            "GEMM perf data missing for quant 'int4_wo'"
+        )
 
 
 def test_a_long_error_of_the_package_is_cut_between_words(package):
@@ -220,3 +231,30 @@ def test_what_the_real_package_has_not_is_said_in_a_line(no_network):
             package_passes(ask(**({"device": "h100_sxm", "model": "llama-3.1-8b"} | given)), np.random.default_rng(0))
         assert "\n" not in str(found.value)
         assert " at /" not in str(found.value)
+
+
+def named_by_the_package():
+    """Our names of models that the package knows by a name of its own, with that."""
+    folder = files("aiconfigurator_core") / "model_configs" if find_spec("aiconfigurator_core") else None
+    found = {}
+    for name in (path.name for path in (folder.iterdir() if folder else ())):
+        theirs = name.removesuffix("_config.json").replace("--", "/", 1)
+        ours = theirs.rsplit("/", 1)[-1].lower().removeprefix("meta-")
+        if ours in model_names() and not ours.startswith("gpt-oss"):  # Its windows are not told apart.
+            found[ours] = theirs
+    return found
+
+
+@real
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "tp"), [("h100_sxm", 1), ("h200_sxm", 8)])
+def test_a_model_that_is_handed_over_is_priced_as_the_one_that_the_package_knows_by_name(device, tp, no_network):
+    passes = [PlannedPass(0, 0, 0, 1, 512), PlannedPass(0, 0, 0, 128, 4096), PlannedPass(2, 1024, 4096, 16, 1024)]
+    named = named_by_the_package()
+    assert len(named) >= 9
+    for ours, theirs in named.items():
+        question = ask(device, ours, tp=tp)
+        handed = pricer(question)
+        known = pricer(replace(question, weight_dtype=None), name=theirs)
+        for planned in passes:
+            assert handed(planned) == pytest.approx(known(planned), rel=1e-6), (ours, planned)
