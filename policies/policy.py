@@ -91,11 +91,11 @@ class CacheConfig:
         return kind(**{name: self.options[name] for name in names if name in self.options})
 
     def with_options(self, **options: Any) -> CacheConfig:
-        """The same with these options in place of those of the same names."""
+        """This configuration with options that replace those of the same names."""
         return replace(self, options={**self.options, **options})
 
     def without_options(self) -> CacheConfig:
-        """The same size and kernel, for a layout within a layout."""
+        """This configuration without options, for a layout within a layout."""
         return replace(self, options={})
 
 

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kvsim.errors import UserError, no_such
 
 Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-DeviceClass = Literal["datacentre", "consumer", "apple", "amd", "amd-consumer", "cpu"]
-"""Kinds of devices that engines run on with like efficiency."""
+DeviceKind = Literal["datacentre", "consumer", "apple", "amd", "cpu"]
+"""Kinds of devices: NVIDIA's for data centres and others, Apple's and AMD's GPUs, processors."""
 
 
 class Device(BaseModel):
@@ -27,7 +27,7 @@ class Device(BaseModel):
     """The name in scenarios and commands."""
     title: str
     """The maker's name."""
-    kind: DeviceClass
+    kind: DeviceKind
     memory_bytes: Annotated[int, Field(ge=2**28, le=2**44)]
     """The memory that an engine can use, as the device reports it."""
     memory_source: str
@@ -37,13 +37,9 @@ class Device(BaseModel):
     tflops: Rate
     """Dense peak of matrix products in 16 bits with sums in 32, 10**12 operations/s."""
     tflops_fp8: Rate | None = None
-    """The same in FP8; None: it has no such products, and computes in 16 bits."""
+    """Dense peak in FP8, 10**12 operations/s; None: it has no such products, and computes in 16 bits."""
     tflops_fp4: Rate | None = None
-    """The same in FP4."""
-    tops_int8: Rate | None = None
-    """The same in INT8, 10**12 operations/s."""
-    link_gb_s: Rate = 32.0
-    """Bandwidth to the other devices that share a model, in each direction, 10**9 bytes/s."""
+    """Dense peak in FP4, 10**12 operations/s; None: as for FP8."""
     source: str = ""
     """The data sheet, or who states the figures."""
     titles: tuple[str, ...] = ()

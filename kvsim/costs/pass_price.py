@@ -20,6 +20,7 @@ It is asked of one pass at a time, so that it may have any shape: nothing relies
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -62,7 +63,7 @@ class _Seconds:
         return values[n]
 
 
-class RegimePrice:
+class RegimePrice(ABC):
     """What passes of one regime cost under one kernel over the groups of one policy; seconds."""
 
     def __init__(self, profile: Profile, work: Callable[[int], FloatArray], groups: Sequence[Group]):
@@ -81,25 +82,25 @@ class RegimePrice:
         """Matrix work of a pass of ``tokens`` tokens."""
         return self._work.at(tokens)
 
+    @abstractmethod
     def chunks_s(self, chunks: int) -> float:
         """What a pass costs for having ``chunks`` chunks, over all groups."""
-        raise NotImplementedError
 
     def runs_s(self, runs: int) -> float:
         """Reading ``runs`` runs of cells in a group of share 1."""
         return 0.0
 
+    @abstractmethod
     def total(self, tokens: i64, chunks: i64, groups: list[GroupReads], together: list[bool]) -> float:
         """The formula; ``together``: for each group whether all tokens scan the same cells."""
-        raise NotImplementedError
 
+    @abstractmethod
     def attention(self, tokens: i64, chunks: i64, group: GroupReads, together: bool) -> float:
         """Seconds over all cells that are scanned in one pass, for one group of share 1."""
-        raise NotImplementedError
 
+    @abstractmethod
     def visible(self, chunks: i64, group: GroupReads) -> float:
         """Seconds over the cells among those scanned that their token can see, where each chunk scans its own."""
-        raise NotImplementedError
 
 
 class FittedPrice(RegimePrice):
@@ -124,15 +125,15 @@ class FittedPrice(RegimePrice):
         """What a pass of so many tokens and chunks costs apart from what it reads; most are like the one before."""
 
     def chunks_s(self, chunks: int) -> float:
-        """As for every regime."""
+        """By the coefficient of a chunk and what the host adds for it; seconds."""
         return (self._share * self._chunk + self._host_sequence_s) * chunks
 
     def runs_s(self, runs: int) -> float:
-        """As for every regime."""
+        """By the coefficient of a run; seconds."""
         return self._run * runs
 
     def total(self, tokens: i64, chunks: i64, groups: list[GroupReads], together: list[bool]) -> float:
-        """As for every regime."""
+        """By the coefficients; seconds."""
         if tokens != self._last_tokens or chunks != self._last_chunks:
             self._last_tokens, self._last_chunks = tokens, chunks
             self._fixed_s = self._work.at(tokens) + self.base_s + self.chunks_s(int(chunks))
@@ -147,7 +148,7 @@ class FittedPrice(RegimePrice):
         return seconds
 
     def attention(self, tokens: i64, chunks: i64, group: GroupReads, together: bool) -> float:
-        """As for every regime."""
+        """By cells that are scanned; seconds."""
         if together:
             return self._cell.at(tokens) * float(group.span)
         single = group.single_useful if self.skips else group.single_scanned
@@ -157,7 +158,7 @@ class FittedPrice(RegimePrice):
         return seconds + self._cell_s * float(single)
 
     def visible(self, chunks: i64, group: GroupReads) -> float:
-        """As for every regime."""
+        """By cells that are scanned and can be seen; seconds."""
         seconds = 0.0
         for n, scanned, useful in group.longer:
             # Behind a window, a chunk's tokens together can see more cells than are still held for them.
@@ -265,22 +266,22 @@ class TablePrice(RegimePrice):
         self._ratios = None if tables.together is None or regime == "decode" else _Ratios(tables.together)
 
     def chunks_s(self, chunks: int) -> float:
-        """As for every regime."""
+        """By the table of the head and what the host adds for each sequence; seconds."""
         return (self._head.at(chunks) + self._host_sequence_s * chunks) if chunks else 0.0
 
     def total(self, tokens: i64, chunks: i64, groups: list[GroupReads], together: list[bool]) -> float:
-        """As for every regime."""
+        """The sum of what the tables say; seconds."""
         seconds = self.base_s + self._work.at(tokens) + self.chunks_s(int(chunks))
         for i, group in enumerate(groups):
             seconds += self._shares[i] * self.attention(tokens, chunks, group, together[i])
         return seconds
 
     def attention(self, tokens: i64, chunks: i64, group: GroupReads, together: bool) -> float:
-        """As for every regime."""
+        """By cells that are scanned; each chunk scans its own, whatever the kernel; seconds."""
         return self._attention_s(chunks, group, False)
 
     def visible(self, chunks: i64, group: GroupReads) -> float:
-        """As for every regime."""
+        """By cells that are scanned and can be seen; seconds."""
         return self._attention_s(chunks, group, True)
 
     def _attention_s(self, chunks: i64, group: GroupReads, seen_only: bool) -> float:

@@ -3,7 +3,7 @@
 A pass is the work on its tokens (matrices, norms, experts, the exchange between devices), the language-model head for
 its sequences, and attention: of sequences that decode, and of chunks of prompts. What was measured or estimated in one
 place is in the tables as it is; between two entries it is linear, and behind the last one it goes on as between the
-last two. Whoever makes the tables therefore carries them as far as servers go, by physics where nothing was measured.
+last two. Tables are therefore made as far as servers go, by physics where nothing was measured.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class PassTables(Record):
     work: Line
     """All but attention and head, by tokens of the pass."""
     prompt_work: Line | None = None
-    """The same where a prompt is in the pass; None: as ``work``."""
+    """All but attention and head where a prompt is in the pass; None: as ``work``."""
     head: Line
     """The language-model head and the sampler, by sequences."""
     decode: Grid

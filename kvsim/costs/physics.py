@@ -78,12 +78,6 @@ class PassPhysics:
         """Operations for a token to look at one cell in all layers: a product with K and one with V for each head."""
         return sum(2 * self.shape.n_heads * group.layers * group.multiplied for group in self.shape.groups)
 
-    def exchange_bytes(self, tokens: ArrayLike) -> FloatArray:
-        """Bytes that each device sends in a pass: two all-reduces a layer and one of the embeddings, by a ring."""
-        n = np.asarray(tokens, dtype=float)
-        share = 2 * (self.tp - 1) / self.tp
-        return (2 * self.shape.n_layers + 1) * share * 2 * n * self.shape.d_model
-
     def _need(self, read: FloatArray, operations: FloatArray, kind: str) -> Need:
         rate = self.device.bandwidth_gb_s * 1e9 * self.tp
         return Need(read / rate, np.asarray(operations, dtype=float) / (self.device.peak_s(kind) * self.tp))

@@ -58,6 +58,9 @@ _MIXED_BITS: dict[str, float] = {
 """Bits per weight of llama-quantize's mixtures, as measured on Llama 3.1 8B (llama.cpp, ``tools/quantize/README.md``).
 For other models they are estimates: which tensors get more bits depends on the shape."""
 
+_GPU_BITS: dict[str, float] = {"fp8_block": 8, "fp8_static": 8, "int8": 8, "int4": 4, "nvfp4": 4.5}
+"""Bits per weight of types that engines for GPUs serve besides; of scales, only those of every 16 weights count."""
+
 WEIGHT_TYPES = (*_PURE_BITS, *_MIXED_BITS)
 """Types that ``--weights`` accepts, in any case."""
 
@@ -81,8 +84,8 @@ def row_bytes(kind: str, numbers: int) -> int:
 
 
 def weight_bytes(kind: str, numbers: int) -> int:
-    """Bytes of ``numbers`` weights of a type in ``WEIGHT_TYPES``, rounded up."""
-    bits = _PURE_BITS.get(kind) or _MIXED_BITS[kind]
+    """Bytes of ``numbers`` weights of a type in ``WEIGHT_TYPES``, or of one that only GPUs serve, rounded up."""
+    bits = _PURE_BITS.get(kind) or _MIXED_BITS.get(kind) or _GPU_BITS[kind]
     return -int(-numbers * bits // 8)
 
 

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -63,37 +64,8 @@ _LONGEST = 65_536
 _LEAST_CELLS = 65_536
 """Cells of all sequences up to which attention is asked for even if the device's memory holds fewer."""
 _TOKENS = (
-    *(
-        1,
-        2,
-        4,
-        8,
-        16,
-        24,
-        32,
-        48,
-        64,
-        65,
-        80,
-        96,
-        128,
-        129,
-        160,
-        192,
-        193,
-        256,
-        257,
-        320,
-        384,
-        385,
-        448,
-        512,
-        513,
-        640,
-        768,
-        896,
-    ),
-    *(1024, 1025, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 5120, 6144, 8192, 12288, 16384),
+    *(1, 2, 4, 8, 16, 24, 32, 48, 64, 65, 80, 96, 128, 129, 160, 192, 193, 256, 257, 320, 384, 385, 448, 512, 513),
+    *(640, 768, 896, 1024, 1025, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 5120, 6144, 8192, 12288, 16384),
 )
 """Tokens of the passes whose matrices are asked for; on devices, one token more than a kernel's tile costs as the next
 tile."""
@@ -101,6 +73,8 @@ _SHORT = 128
 """Context of the passes whose matrices are asked for; these do not depend on it."""
 _ATTENTION, _HEAD = "attention|mla_block", "logits"
 """Parts of the package's names of operations."""
+_MODES = {"int8": "int8_wo", "int4": "int4_wo"}
+"""The package's names of ways to compute with types of weights, where they are not those of the types."""
 _ALIKE = 0.02
 """Difference between passes with and without prompts that is not worth a table of its own."""
 _MOST_CELLS = 524_288
@@ -129,12 +103,6 @@ class PackageModel:
     def what(self) -> str:
         """The model in words."""
         return f"{self.shape.name} in {self.weights} on {self.device.name} under {self.engine}"
-
-    @property
-    def mode(self) -> str:
-        """The package's name of its mode of quantisation, which differs from that of the type where both are given."""
-        assert self.weight_dtype is not None
-        return {"int8": "int8_wo", "int4": "int4_wo"}.get(self.weight_dtype, self.weight_dtype)
 
     @property
     def source(self) -> Source:
@@ -168,32 +136,25 @@ def package_parts(question: PackageModel) -> MeasuredParts:
 
     Raises ``UserError`` for whatever the package does not know, and if it is missing.
     """
-    reach = question.reach
-    with _compiled(question) as handle:
-        work, head, prompt_work, decode, prompt = {}, {}, {}, {}, {}
-        for n in _TOKENS:
-            prompt_work[n] = work[n] = _seconds(_prompt_operations(handle, n), but=(_ATTENTION, _HEAD))
-            if n <= SEQUENCES:
-                alone = handle.decode_step_per_op(n, _SHORT, 2)
-                work[n], head[n] = _seconds(alone, but=(_ATTENTION, _HEAD)), _seconds(alone, only=_HEAD)
-        for b in (1 << i for i in range(11)):
-            for c in (1 << i for i in range(4, 18)):
-                if c <= reach.context and b * c <= max(reach.cells, _LEAST_CELLS):
-                    decode[b, c] = _seconds(handle.decode_step_per_op(b, c, 2), only=_ATTENTION)
-        for n in (1 << i for i in range(4, 15)):
-            for cached in (0, *(1 << i for i in range(8, 17))):
-                if n + cached <= reach.context:
-                    prompt[n, cached] = _seconds(_prompt_operations(handle, n, cached), only=_ATTENTION)
+    reach, handle = question.reach, _Handle(question)
+    work, head, prompt_work = {}, {}, {}
+    for n in _TOKENS:
+        prompt_work[n] = work[n] = _seconds(handle.prompt(n), but=(_ATTENTION, _HEAD))
+        if n <= SEQUENCES:
+            alone = handle.decode(n, _SHORT)
+            work[n], head[n] = _seconds(alone, but=(_ATTENTION, _HEAD)), _seconds(alone, only=_HEAD)
+    decode = {
+        (b, c): _seconds(handle.decode(b, c), only=_ATTENTION)
+        for b, c in product((1 << i for i in range(11)), (1 << i for i in range(4, 18)))
+        if c <= reach.context and b * c <= max(reach.cells, _LEAST_CELLS)
+    }
+    prompt = {
+        (n, cached): _seconds(handle.prompt(n, cached), only=_ATTENTION)
+        for n, cached in product((1 << i for i in range(4, 15)), (0, *(1 << i for i in range(8, 17))))
+        if n + cached <= reach.context
+    }
     alike = all(abs(prompt_work[n] / work[n] - 1) < _ALIKE for n in prompt_work)
     return MeasuredParts(work, None if alike else prompt_work, head, decode, prompt)
-
-
-def _prompt_operations(handle: Any, tokens: int, cached: int = 0) -> list[Any]:
-    """The operations of a pass with ``tokens`` tokens of one prompt, of which ``cached`` were computed before."""
-    found: tuple[list[Any], list[Any]] = handle.run_static_per_op(
-        batch_size=1, isl=tokens + cached, osl=1, prefix=cached, mode="static_ctx"
-    )
-    return found[0]
 
 
 def _seconds(ops: Iterable[Any], *, only: str = "", but: tuple[str, ...] = ()) -> float:
@@ -246,6 +207,8 @@ def ask(
     stored = weights
     if stored is None and "quantization_config" not in config:
         stored = shape.default_type if shape.default_type in WEIGHTS else "bf16"
+    if stored is None and shape.default_type not in WEIGHTS:
+        raise UserError(f"{shape.name}: {shape.default_type}: {NAME} is not asked about it; {choices('', WEIGHTS)}")
     return PackageModel(
         device=found,
         shape=shape,
@@ -259,15 +222,23 @@ def ask(
     )
 
 
-@contextmanager
-def _compiled(question: PackageModel) -> Iterator[Any]:
-    """The package's handle of the model. Raises ``UserError`` if it cannot price it."""
-    engine = _package("aiconfigurator_core.sdk.engine")
-    dtype = {} if question.weight_dtype is None else dict.fromkeys(("gemm_quant_mode", "moe_quant_mode"), question.mode)
-    with tempfile.TemporaryDirectory() as folder, _offline_and_quiet():
-        (Path(folder) / "config.json").write_text(json.dumps(dict(question.config)), encoding="utf-8")
-        try:
-            yield engine.EngineHandle.compile(
+class _Handle:
+    """The model as the package has compiled it, asked for the operations of a pass: names, milliseconds, and more.
+
+    Raises ``UserError`` where the package cannot price it.
+    """
+
+    def __init__(self, question: PackageModel):
+        self._what = question.what
+        engine, modes = _package("aiconfigurator_core.sdk.engine"), {}
+        if question.weight_dtype is not None:
+            modes["gemm_quant_mode"] = _MODES.get(question.weight_dtype, question.weight_dtype)
+            if question.shape.n_experts:
+                modes["moe_quant_mode"] = modes["gemm_quant_mode"]
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(dict(question.config)), encoding="utf-8")
+            self._engine = self._asked(
+                engine.EngineHandle.compile,
                 folder,
                 SYSTEMS[question.device.name],
                 question.engine,
@@ -276,12 +247,26 @@ def _compiled(question: PackageModel) -> Iterator[Any]:
                 moe_tp_size=question.tp,
                 kv_block_size=16,
                 kvcache_quant_mode="bfloat16",
-                **dtype,
+                **modes,
             )
-        except UserError:
-            raise
+
+    def decode(self, sequences: int, context: int) -> list[Any]:
+        """Those of sequences that decode."""
+        found: list[Any] = self._asked(self._engine.decode_step_per_op, sequences, context, 2)
+        return found
+
+    def prompt(self, tokens: int, cached: int = 0) -> list[Any]:
+        """Those of ``tokens`` tokens of one prompt, of which ``cached`` more were computed before."""
+        whole = {"batch_size": 1, "isl": tokens + cached, "osl": 1, "prefix": cached, "mode": "static_ctx"}
+        found: tuple[list[Any], list[Any]] = self._asked(self._engine.run_static_per_op, **whole)
+        return found[0]
+
+    def _asked(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        try:
+            with _offline_and_quiet():
+                return call(*given, **named)
         except Exception as e:
-            raise _unknown(question.what, e) from None
+            raise _unknown(self._what, e) from None
 
 
 def pricer(question: PackageModel, name: str | None = None) -> Callable[[PlannedPass], float]:

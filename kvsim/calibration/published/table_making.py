@@ -6,7 +6,7 @@ was measured, a part takes as many times longer as its bytes or operations grow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,7 @@ class MeasuredParts:
     work: Mapping[int, float]
     """All but attention and head, by tokens."""
     prompt_work: Mapping[int, float] | None
-    """The same with a prompt in the pass, where it differs."""
+    """All but attention and head with a prompt in the pass; None: as without."""
     head: Mapping[int, float]
     """By sequences."""
     decode: Mapping[tuple[int, int], float]
@@ -113,8 +113,7 @@ def _work(measured: Mapping[int, float], physics: PassPhysics) -> Line:
     return _line(measured, np.array(_doubled(measured, TOKENS)), need)
 
 
-def _line(measured: Mapping[int, float], at: FloatArray, need: object) -> Line:
-    assert callable(need)
+def _line(measured: Mapping[int, float], at: FloatArray, need: Callable[[FloatArray], FloatArray]) -> Line:
     last = max(measured)
     needs, anchor = need(at), float(need(np.array([last]))[0])
     values = np.interp(at, sorted(measured), [measured[n] for n in sorted(measured)])

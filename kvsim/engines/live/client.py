@@ -61,7 +61,7 @@ class Answer:
     done_s: float = 0.0
     status: int | None = None
     prompt_tokens: int | None = None
-    """As the server counted them."""
+    """Tokens of the prompt, by the server's count."""
     cached_tokens: int | None = None
     """Prompt tokens that were found in a cache; None if the server does not say."""
     output: list[int] = field(default_factory=list)

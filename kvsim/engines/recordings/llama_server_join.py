@@ -26,7 +26,7 @@ class SentRequest:
     pieces: Sequence[tuple[int | str, int, int]] | None = None
     """The texts that the prompt consists of, by name; None: its tokens say it."""
     prompt_tokens: int | None = None
-    """As the server counted them; None: as many as there are ids."""
+    """Tokens of the prompt by the server's count; None: as many as there are ids."""
     answer: int | None = None
     """The token that the answer consists of, where the request forced one."""
     params: Mapping[str, Any] = field(default_factory=dict)

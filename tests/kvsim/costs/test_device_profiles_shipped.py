@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvsim.costs.device_profiles import device_profiles, find_device_profile, profile_name
+from kvsim.costs.physics import PassPhysics
 from kvsim.costs.profile import load_profile
 from kvsim.costs.shipped import is_shipped
 from kvsim.model.memory_shapes import memory_shape
@@ -61,14 +62,17 @@ def test_the_devices_rank_as_their_bandwidths_do():
 @pytest.mark.parametrize("name", ["h100_sxm-qwen3-14b", "a100_sxm-llama-3.1-8b"])
 def test_a_shipped_profile_has_what_the_package_says_now(name):
     from kvsim.calibration.published.make import SEED
-    from kvsim.calibration.published.package import ask, package_passes
+    from kvsim.calibration.published.package import ask, package_parts, package_passes
 
     profile = load_profile(name)
     if installed() != profile.source.version:
         pytest.skip(f"{PACKAGE} {profile.source.version} is not installed (extra gpu)")
-    samples = package_passes(ask(profile.device, profile.model), np.random.default_rng(SEED))
+    question = ask(profile.device, profile.model)
+    samples = package_passes(question, np.random.default_rng(SEED))
     raw = json.dumps([s.model_dump() for s in samples], sort_keys=True)
     assert hashlib.sha256(raw.encode()).hexdigest() == profile.digest
+    physics = PassPhysics(question.device, question.shape, question.weights)
+    assert package_parts(question).tables(physics) == profile.tables
 
 
 def test_the_notice_names_each_profile_that_is_fitted_to_the_package():

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from kvsim.calibration.published.make import make_profile
+from kvsim.calibration.published.package_names import WEIGHTS
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.profile import Host, Profile
 from tests.kvsim.calibration.published.packages import BASE_MS, TOKEN_MS
@@ -40,6 +41,13 @@ def test_a_profile_says_what_it_is_of_and_prices_passes(make, tmp_path):
     assert price.regime(1, 1).matrix_s(1) == pytest.approx((BASE_MS + TOKEN_MS) / 1e3)
     made.save(tmp_path / "p.json")
     assert Profile.model_validate_json((tmp_path / "p.json").read_text()) == made
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_weights_of_every_type_have_a_size(make, weights):
+    made = make(weights=weights).profile
+    assert made.weights == weights
+    assert made.tables.work.seconds[0] > 0
 
 
 def test_a_profile_is_made_once_for_the_same_inputs(make, package, monkeypatch):

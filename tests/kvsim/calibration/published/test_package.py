@@ -109,6 +109,23 @@ def test_weights_are_the_configs_own_or_those_that_are_asked_for(package, tmp_pa
     assert ask("h100_sxm", "llama-3.1-8b").weights == "bf16"
 
 
+def test_weights_that_are_not_known_are_refused_in_a_line(package, tmp_path):
+    fields = {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    fields |= {"intermediate_size": 96, "vocab_size": 100, "quantization_config": {"quant_method": "awq"}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(
+        UserError, match=r"quant_method 'awq': aiconfigurator-core is not asked about it; there are bf16"
+    ):
+        ask("h100_sxm", str(tmp_path))
+    assert ask("h100_sxm", str(tmp_path), weights="int4").weights == "int4"
+
+
+def test_an_error_of_ours_is_not_taken_for_the_packages(package, monkeypatch):
+    monkeypatch.setattr("kvsim.calibration.published.package._seconds", lambda *a, **k: {}["ours"])
+    with pytest.raises(KeyError, match="ours"):
+        package_parts(ask("h100_sxm", "llama-3.1-8b"))
+
+
 def test_a_gguf_file_gives_the_shape(package, tmp_path):
     path = Small().write(tmp_path / "small.gguf")
     priced(20, model=str(path))
