@@ -369,10 +369,26 @@ def _scheduled(planned: PlannedPass) -> dict[str, int]:
     }
 
 
+_PLAINLY = {
+    "missing system flops": "the device does not compute with such weights",
+    r"\bmoe\b.*data missing": "it has no kernels of experts in such weights there",
+    r"\bgemm\b.*data missing": "it has no kernels of matrices in such weights there",
+    "attention.*data missing": "it has no kernels of such attention there",
+    "perf data directory not found": "it has no kernels of that engine there",
+}
+"""What messages of the package mean, by patterns of them."""
+
+
 def _unknown(what: str, error: Exception) -> UserError:
     """What the package does not know, in one line."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     said = lines[0].rsplit("compile_engine: ", 1)[-1].split(" at /", 1)[0].split(": tried ", 1)[0]
+    if isinstance(error, KeyError):  # Of a mode that it has no entry for.
+        said = "it knows no such weights for this model"
+    for pattern, plain in _PLAINLY.items():
+        if re.search(pattern, said, re.IGNORECASE):
+            said = plain
+            break
     return UserError(f"{NAME} has no times for {what}: {shorten(said, 240, placeholder=' ...')}")
 
 

@@ -166,9 +166,24 @@ def test_an_error_of_the_package_becomes_a_line_without_its_paths(package):
         with pytest.raises(UserError) as found:
             ask_for(weights="int4")
         assert str(found.value) == (
-            "aiconfigurator-core has no times for llama-3.1-8b in int4 on h100_sxm under vllm: perf database error: "
-            "GEMM perf data missing for quant 'int4_wo'"
+            "aiconfigurator-core has no times for llama-3.1-8b in int4 on h100_sxm under vllm: it has no kernels of "
+            "matrices in such weights there"
         )
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("int8_wo"), "it knows no such weights for this model"),
+        (RuntimeError("missing system flops: quant mode 'fp8' needs"), "the device does not compute with such weights"),
+        (RuntimeError('perf database error: MoE data missing for MoeKey { quant: "fp8"'), "no kernels of experts"),
+    ],
+)
+def test_what_the_package_means_is_said_plainly(package, error, said):
+    package.error = error
+    with pytest.raises(UserError, match=said) as found:
+        priced()
+    assert str(error).strip("'") not in str(found.value)
 
 
 def test_a_long_error_of_the_package_is_cut_between_words(package):
