@@ -52,6 +52,7 @@ profiles = _names("kvsim.costs.shipped.shipped_names", "kvsim.costs.device_profi
 models = _names("kvsim.model.memory_shapes.model_names")
 engine_models = _names("kvsim.model.engine_shapes.MODEL_NAMES")
 storages = _names("kvsim.model.engine_shapes.STORAGES")
+scenario_storages = _names("kvsim.model.engine_shapes.STORED")
 weight_forms = _names("real_engine.weights.WEIGHT_FORMS")
 cache_types = _names("kvsim.model.storage_types.CACHE_TYPES")
 weight_types = _names("kvsim.model.storage_types.WEIGHT_TYPES")

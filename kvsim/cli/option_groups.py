@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from kvsim.cli.options import (
     Columns,
     ContinueClock,
+    DeviceCacheType,
+    DeviceEngine,
     DeviceName,
     DeviceWeights,
     DropFailed,
@@ -89,6 +91,8 @@ class ScenarioOptions:
     device: DeviceName = None
     tp: TensorParallel = None
     weights: DeviceWeights = None
+    engine: DeviceEngine = None
+    kv: DeviceCacheType = None
     profile: ProfileName = None
     skip_bad_rows: SkipBadRows = False
 
@@ -100,6 +104,9 @@ class ScenarioOptions:
         shared = {
             "machine__tensor_parallel": self.tp,
             "machine__weights": self.weights,
+            "machine__engine": self.engine,
+            "cache__type_k": self.kv,
+            "cache__type_v": self.kv,
             "server__scheduler": self.scheduler,
         }
         given = {key: value for key, value in shared.items() if value is not None}

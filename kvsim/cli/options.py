@@ -9,7 +9,7 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.errors import UserError, no_such
-from kvsim.model.engine_shapes import STORAGES, Storage
+from kvsim.model.engine_shapes import STORAGES, STORED, Storage
 
 if TYPE_CHECKING:
     from policies import PresetGroup
@@ -48,6 +48,22 @@ DeviceWeights = Annotated[
         "--weights",
         help="Storage type of the weights on the device, unless it is the model's own.",
         autocompletion=completion.weight_types,
+    ),
+]
+DeviceEngine = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        help="The engine on the device: vllm or llamacpp; by default that of scheduler, policy and weights.",
+        autocompletion=completion.planned_engines,
+    ),
+]
+DeviceCacheType = Annotated[
+    str | None,
+    typer.Option(
+        "--kv",
+        help=f"Storage type of K and V: {', '.join(STORED)}.",
+        autocompletion=completion.scenario_storages,
     ),
 ]
 Plots = Annotated[bool, typer.Option("--plots", help="Draw pictures too, and save them beside the tables.")]

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from platformdirs import user_data_path
 
 from kvsim.costs.devices import device_named, devices
+from kvsim.costs.efficiency import engine_kind
+from kvsim.costs.estimate import Estimate
+from kvsim.costs.memory_settings import Engine
+from kvsim.costs.profile import Profile, load_profile
 from kvsim.costs.shipped import shipped_names
-from kvsim.errors import NoTimes
 from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.engine_shapes import Storage
 from kvsim.model.memory_shapes import memory_shape
-
-if TYPE_CHECKING:
-    from kvsim.costs.profile import Profile
 
 
 def own_profiles() -> Path:
@@ -39,35 +40,40 @@ def profile_name(shape: MemoryShape, device: str, *, tp: int = 1, weights: str |
     return "-".join(parts)
 
 
-def find_profile(model: str, device: str, *, tp: int = 1, weights: str | None = None) -> str:
-    """What ``load_profile`` takes to load the profile of a model on a device: the name of a shipped one, or a file.
+def find_profile(
+    model: str,
+    device: str,
+    *,
+    tp: int = 1,
+    weights: str | None = None,
+    engine: Engine = "vllm",
+    type_k: Storage = "f16",
+    type_v: Storage = "f16",
+) -> str:
+    """What ``load_profile`` takes to load the profile of a model on a device: a user's own, a shipped one, an estimate.
 
-    Raises ``UserError`` if there is no such model or device, and ``NoTimes`` if there is no such profile yet.
+    Raises ``UserError`` if there is no such model or device.
     """
     shape = memory_shape(model)
+    weights = weights and weights.lower()
+    weights = None if weights == shape.default_type else weights
     name = profile_name(shape, device, tp=tp, weights=weights)
-    own = own_profiles() / f"{name}.json"
-    if own.is_file():
-        return str(own)
-    if name in shipped_names():
-        return name
-    options = "".join([f" --tp {tp}" if tp > 1 else "", f" --weights {weights}" if weights else ""])
-    on = sorted(known.removeprefix(f"{device}-") for known in device_profiles() if known.startswith(f"{device}-"))
-    have = f"; there are times on {device} for {', '.join(on)}" if on else ""
-    how = f"make its profile with: kvsim profile make --device {device} --model {model}{options}"
-    if device_named(device).package is None:
-        options = f" --tp {tp} --link-gb-s N --link-latency-us N" if tp > 1 else ""
-        how = (
-            f"import tables of its kernels with: kvsim profile import FOLDER --device {device} --model {model}{options}"
-        )
-    raise NoTimes(f"no times for {shape.name} on {device}{options}: {how}{have}")
+    known = device_profiles().get(name)
+    if known is not None and _is_of(known, engine, type_k, type_v):
+        return known
+    file = Path(model).expanduser()
+    return Estimate(engine, device, str(file.absolute()) if file.exists() else model, tp, weights, type_k, type_v).name
 
 
-def find_device_profile(model: str, device: str, *, tp: int = 1, weights: str | None = None) -> Profile:
-    """The profile of a model on a device. Raises as ``find_profile``."""
-    from kvsim.costs.profile import load_profile
+def _is_of(profile: str, engine: Engine, type_k: Storage, type_v: Storage) -> bool:
+    """Whether a profile is of an engine with K and V of these types. Raises ``UserError`` if it cannot be read."""
+    found = load_profile(profile)
+    return engine_kind(found.engine) == engine and (found.type_k, found.type_v) == (type_k, type_v)
 
-    return load_profile(find_profile(model, device, tp=tp, weights=weights))
+
+def find_device_profile(model: str, device: str, **more: Any) -> Profile:
+    """The profile of a model on a device. Arguments and exceptions are those of ``find_profile``."""
+    return load_profile(find_profile(model, device, **more))
 
 
 def device_profiles() -> dict[str, str]:

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kvsim.errors import UserError, no_such
 
 Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-DeviceKind = Literal["datacentre", "consumer", "apple", "amd", "cpu"]
-"""Kinds of devices: NVIDIA's for data centres and others, Apple's and AMD's GPUs, processors."""
+DeviceKind = Literal["datacentre", "consumer", "apple", "amd", "instinct", "cpu"]
+"""Kinds of devices: NVIDIA's for data centres and others, Apple's, AMD's and its Instinct ones, processors."""
 
 
 class Device(BaseModel):
@@ -40,6 +40,10 @@ class Device(BaseModel):
     """Dense peak in FP8, 10**12 operations/s; None: it has no such products, and computes in 16 bits."""
     tflops_fp4: Rate | None = None
     """Dense peak in FP4, 10**12 operations/s; None: as for FP8."""
+    tops_int8: Rate | None = None
+    """Dense peak in INT8, 10**12 operations/s; None: it has no such products."""
+    link_gb_s: Rate = 32.0
+    """Bandwidth to the other devices that share a model, in each direction, 10**9 bytes/s."""
     source: str = ""
     """The data sheet, or who states the figures."""
     titles: tuple[str, ...] = ()
@@ -47,11 +51,17 @@ class Device(BaseModel):
     package: str | None = None
     """The name that aiconfigurator-core has for it; None if it has no kernels of it."""
 
-    def peak_s(self, weights: str) -> float:
-        """Operations per second at most of products with weights of a type: as they are stored if the device can, else
-        in 16 bits."""
+    def peak_s(self, weights: str, engine: str = "vllm") -> float:
+        """Operations per second at most of products with weights of a type, as an engine computes them.
+
+        vLLM computes in the type of the weights if the device can, else in 16 bits. llama.cpp multiplies quantised
+        weights as INT8 where the device can, and those in 16 bits with sums in 16, at which GeForce is twice as fast.
+        """
         rate = self.tflops
-        if weights in ("fp8", "fp8_block", "fp8_static"):
+        if engine == "llamacpp":
+            int8 = self.tops_int8 or rate
+            rate = max(rate, int8 / 2 if weights in ("f16", "bf16") else int8)
+        elif weights in ("fp8", "fp8_block", "fp8_static"):
             rate = self.tflops_fp8 or rate
         elif weights in ("nvfp4", "mxfp4"):
             rate = self.tflops_fp4 or rate

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.costs import llamacpp_memory, vllm_memory
 from kvsim.costs.devices import device_named, devices
 from kvsim.costs.memory_settings import (
+    ENGINE_TITLES,
     MOST_CONTEXT,
     MOST_PARALLEL,
     PLAN_ENGINES,
@@ -338,13 +339,43 @@ def default_cells(
         vllm_version=vllm_version,
         device=device,
     )
-    if fitting := made.what_would_fit("vllm"):
+    _refuse_too_large(made, "vllm", device, memory)
+    return made.vllm_blocks(memory) * block_size
+
+
+def llamacpp_cells(
+    model: str,
+    device: str,
+    *,
+    tp: int = 1,
+    weights: str | None = None,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    most: int | None = None,
+) -> int:
+    """Return the cells of a llama-server that is not told its context: the model's, or what of it the device holds.
+
+    ``most``: count on up to so many cells, whatever the model's context is. The other arguments and what is raised are
+    as for ``default_cells``.
+    """
+    memory = device_named(device).memory_bytes
+    of: dict[str, Any] = {"weights": weights, "tensor_parallel": tp, "type_k": type_k, "type_v": type_v}
+    made = plan(model, engine="llamacpp", kv_unified=True, device=device, **of)
+    _refuse_too_large(made, "llamacpp", device, memory)
+    if most is not None:
+        made = replace(made, shape=replace(made.shape, context=most))
+    return made.largest_context(memory)
+
+
+def _refuse_too_large(made: Plan, engine: Engine, device: str, memory: int) -> None:
+    """Raise ``UserError``, with what would fit, if a device does not hold the model."""
+    if fitting := made.what_would_fit(engine):
         others = sum(part.bytes for part in made.parts if part.kind != "kv")
         raise UserError(
-            f"{made.shape.name} does not fit on {device}: weights and buffers take {format_size(others)}, vLLM may use "
-            f"{format_size(made.budget('vllm', memory))} of {format_size(memory)}; what would fit: {fitting}"
+            f"{made.shape.name} does not fit on {device}: weights and buffers take {format_size(others)}, "
+            f"{ENGINE_TITLES[engine]} may use {format_size(made.budget(engine, memory))} of {format_size(memory)}; "
+            f"what would fit: {fitting}"
         )
-    return made.vllm_blocks(memory) * block_size
 
 
 def default_batch(engine: Engine, memory: int | None, device: str | None = None) -> int:

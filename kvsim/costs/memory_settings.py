@@ -8,7 +8,7 @@ from typing import Literal
 from kvsim.errors import UserError, no_such
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.engine_versions import PRESENT
-from kvsim.model.storage_types import CACHE_TYPES, WEIGHT_TYPES, weight_bytes
+from kvsim.model.storage_types import CACHE_TYPES, SERVED_TYPES, WEIGHT_TYPES, weight_bytes
 
 Engine = Literal["llamacpp", "vllm"]
 PLAN_ENGINES: tuple[Engine, ...] = ("llamacpp", "vllm")
@@ -124,9 +124,13 @@ def weight_parts(engine: Engine, shape: MemoryShape, s: PlanSettings) -> list[Pa
     parts = [Part(engine, "weights", f"weights, {kind}", size // ranks, False) for kind, size in shape.stored.items()]
     by_type: dict[str, int] = {}
     for kind, numbers in shape.parameters.items():
-        # A type that is given applies to all weights.
-        kind = s.weights or (shape.default_type if kind == "default" else kind)
-        by_type[kind] = by_type.get(kind, 0) + numbers
+        # A type that is given applies to all weights, in engines for GPUs to all but embeddings and head.
+        own = s.weights or (shape.default_type if kind == "default" else kind)
+        if kind == "default" and engine == "vllm" and own in SERVED_TYPES:
+            layers = sum(part.numbers for part in (shape.matrices, shape.experts) if part.kind == "default")
+            by_type["bf16"] = by_type.get("bf16", 0) + numbers - layers
+            numbers = layers
+        by_type[own] = by_type.get(own, 0) + numbers
     for kind, numbers in by_type.items():
         exact = kind == "f32" or (kind in ("f16", "bf16") and engine == "vllm")
         detail = f"{numbers:,} numbers"

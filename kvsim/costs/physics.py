@@ -41,6 +41,8 @@ class PassPhysics:
     type_v: str = "f16"
     tp: int = 1
     """Devices that share the model."""
+    engine: str = "vllm"
+    """``vllm`` or ``llamacpp``, which compute in other types."""
 
     def matrices(self, tokens: ArrayLike) -> Need:
         """The matrices that every token is multiplied with."""
@@ -57,10 +59,10 @@ class PassPhysics:
         return self._need(own.bytes(self.weights) * (1 - (1 - share) ** n), 2 * own.numbers * share * n, kind)
 
     def head(self, sequences: ArrayLike) -> Need:
-        """The language-model head; engines keep it in 16 bits unless the file says otherwise."""
+        """The language-model head; vLLM keeps it in 16 bits, GGUF files have it like the rest, unless they say."""
         n, own = np.asarray(sequences, dtype=float), self.shape.head
-        size = own.stored if own.stored is not None else 2 * own.numbers
-        return self._need(np.full_like(n, size), 2 * own.numbers * n, "bf16")
+        kind = self.weights if self.engine == "llamacpp" else "bf16"
+        return self._need(np.full_like(n, own.bytes(kind)), 2 * own.numbers * n, kind)
 
     def decode(self, sequences: ArrayLike, cells: ArrayLike) -> Need:
         """Attention of sequences that decode, each over ``cells`` cells."""
@@ -73,6 +75,28 @@ class PassPhysics:
         read = np.asarray(seen, dtype=float) * self.shape.cell_bytes(self.type_k, self.type_v)
         return self._need(np.broadcast_to(read, scores.shape), self._score_operations * scores, "bf16")
 
+    def exchange(self, tokens: ArrayLike) -> Need:
+        """What devices send each other: two all-reduces a layer and one of the embeddings, each by a ring."""
+        n = np.asarray(tokens, dtype=float)
+        share = 2 * (self.tp - 1) / self.tp
+        sent = (2 * self.shape.n_layers + 1) * share * 2 * n * self.shape.d_model
+        return Need(sent / (self.device.link_gb_s * 1e9), np.zeros_like(n))
+
+    def copies(self) -> tuple[float, float]:
+        """Seconds to move one cell, and to rotate its K: each byte is read and written once, on all devices at once."""
+        rate = self.device.bandwidth_gb_s * 1e9 * self.tp
+        return (
+            2 * self.shape.cell_bytes(self.type_k, self.type_v) / rate,
+            2 * self.shape.key_bytes(self.type_k) / rate,
+        )
+
+    def elementwise(self, tokens: ArrayLike) -> Need:
+        """Norms and activations, by the rows in 16 bits that they read and write; those of experts are with these."""
+        rows = 8 * self.shape.d_model + (0 if self.shape.n_experts else 3 * self.shape.d_ff / self.tp)
+        moved = 2 * self.shape.n_layers * rows * np.asarray(tokens, dtype=float)
+        # Each device normalises whole rows.
+        return Need(moved / (self.device.bandwidth_gb_s * 1e9), np.zeros_like(moved))
+
     @property
     def _score_operations(self) -> float:
         """Operations for a token to look at one cell in all layers: a product with K and one with V for each head."""
@@ -80,4 +104,6 @@ class PassPhysics:
 
     def _need(self, read: FloatArray, operations: FloatArray, kind: str) -> Need:
         rate = self.device.bandwidth_gb_s * 1e9 * self.tp
-        return Need(read / rate, np.asarray(operations, dtype=float) / (self.device.peak_s(kind) * self.tp))
+        return Need(
+            read / rate, np.asarray(operations, dtype=float) / (self.device.peak_s(kind, self.engine) * self.tp)
+        )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, Field, ValidationError, model_validator
 
+from kvsim.costs.efficiency import Errors
 from kvsim.costs.pass_tables import PassTables
 from kvsim.costs.records import Record, Seconds
 from kvsim.costs.shipped import is_shipped, shipped_file, shipped_names
@@ -17,6 +18,9 @@ from kvsim.errors import UserError, choices, no_such
 from kvsim.model.engine_shapes import SHAPES, Storage, is_engine_model
 from kvsim.model.memory_shapes import shape_name
 from policies import Kernel, engine_of
+
+ESTIMATE = "estimate:"
+"""How the names of estimated profiles begin."""
 
 FORMAT = 3
 """Version of the profile file."""
@@ -34,6 +38,11 @@ Regime = Literal["decode", "mixed"]
 """Kinds of passes: every chunk is one token, or some chunk has more."""
 
 NOTHING_S = Coefficient(value=0.0, low=0.0, high=0.0)
+
+
+def exactly(seconds: float) -> Coefficient:
+    """A coefficient that was computed, so that it has no interval."""
+    return Coefficient(value=seconds, low=seconds, high=seconds)
 
 
 class Attention(Record):
@@ -312,6 +321,8 @@ class Profile(Fit):
     """Storage type of the weights on a device."""
     source: Source | None = None
     """Where the times of a device come from."""
+    estimated: Errors | None = None
+    """The errors of an estimate; None: the profile is of measurements."""
     host: Host | None = None
     """What the host adds to each step; None where it is part of what was measured."""
     front_end_s: Coefficient | None = None
@@ -382,17 +393,23 @@ class Profile(Fit):
                 f"{m.threads} of {m.cores} cores, {m.blas if self.engine == NUMPY else self.engine}"
             )
         assert self.source is not None
-        devices = self.device if self.tensor_parallel == 1 else f"{self.tensor_parallel} x {self.device}"
         weights = f", weights in {self.weights}" if self.weights else ""
         return (
-            f"profile {self.name}: model {self.model} on {devices} under {self.engine}{weights}, {kept}, from "
+            f"profile {self.name}: model {self.model} on {self._devices} under {self.engine}{weights}, {kept}, from "
             f"{self.source.title} {self.source.version}"
         )
+
+    @property
+    def _devices(self) -> str:
+        """The device, or so many of them."""
+        return str(self.device) if self.tensor_parallel == 1 else f"{self.tensor_parallel} x {self.device}"
 
     @property
     def basis(self) -> str:
         """One line for the head of results: whose times these are, and how well the profile fits."""
         kernels = ": its own kernels, not those of llama.cpp or vLLM" if self.engine == NUMPY else ""
+        if self.estimated is not None:
+            return f"Times are estimated: {self._estimate(self.estimated)}"
         if self.tables is not None:
             errors = (
                 f"it predicts passes that are not in its tables within {self.held_out_error_median:.1%} (median) and "
@@ -406,6 +423,20 @@ class Profile(Fit):
         if self.host is not None:
             errors += f" The host adds {self.host.seconds * 1e3:.2f} ms to a step: {self.host.source}."
         return f"Times are those of {self.describe()}{kernels}; {errors}"
+
+    def _estimate(self, errors: Errors) -> str:
+        """What an estimate rests on, and its errors, in words."""
+        assert self.source is not None
+        engine = "vLLM" if self.engine == "vllm" else self.engine
+        weights = f"weights in {self.weights}, " if self.weights else ""
+        kept = f"K and V in {self.type_k}" if self.type_k == self.type_v else f"K in {self.type_k}, V in {self.type_v}"
+        found = (
+            f"on devices and models left out of the fit, decode steps are within ±{errors.decode_median:.0%} (median) "
+            f"and ±{errors.decode_p90:.0%} (P90), prompts within ±{errors.prompt_median:.0%} and "
+            f"±{errors.prompt_p90:.0%}."
+        )
+        of = f"{self.model} on {self._devices} under {engine}, {weights}{kept}, by {self.source.title}; {found}"
+        return " ".join([of, *self.source.notes])
 
     def why_no_times(self, model: str, type_k: Storage, type_v: Storage, policy: str = "") -> str | None:
         """Why the profile says nothing about a model with K and V of these types, and what would; None if it does.
@@ -469,7 +500,11 @@ def _on_one_line(found: re.Match[str]) -> str:
 
 
 def load_profile(name: str, folder: Path = Path()) -> Profile:
-    """A shipped profile by name, or one from a file. Raises ``UserError``."""
+    """A shipped profile by name, one from a file, or an estimate by its name. Raises ``UserError``."""
+    if name.startswith(ESTIMATE):
+        from kvsim.costs.estimate import Estimate
+
+        return Estimate.named(name).profile()
     try:
         if is_shipped(name):
             text = shipped_file(name).read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from kvsim.errors import UserError, no_such
 from kvsim.installation import pip_install
@@ -19,10 +19,13 @@ from kvsim.model.storage_types import bytes_per_number
 if TYPE_CHECKING:
     from kvsim.model.gguf_file import GgufHeader
 
-Storage = Literal["f32", "f16", "q8_0", "q4_0"]
-"""Storage types of K and V; the last two are those of llama.cpp: blocks of 32 numbers with a scale of 2 bytes."""
+Storage = Literal["f32", "f16", "q8_0", "q4_0", "fp8"]
+"""Storage types of K and V; q8_0 and q4_0 are those of llama.cpp: blocks of 32 numbers with a scale of 2 bytes; fp8 is
+that of vLLM, with times on devices only."""
 
-STORAGES: tuple[Storage, ...] = get_args(Storage)
+STORAGES: tuple[Storage, ...] = ("f32", "f16", "q8_0", "q4_0")
+"""Storage types that engines have which run here."""
+STORED: tuple[Storage, ...] = (*STORAGES, "fp8")
 """All storage types."""
 
 

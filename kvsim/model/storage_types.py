@@ -58,11 +58,18 @@ _MIXED_BITS: dict[str, float] = {
 """Bits per weight of llama-quantize's mixtures, as measured on Llama 3.1 8B (llama.cpp, ``tools/quantize/README.md``).
 For other models they are estimates: which tensors get more bits depends on the shape."""
 
-_GPU_BITS: dict[str, float] = {"fp8_block": 8, "fp8_static": 8, "int8": 8, "int4": 4, "nvfp4": 4.5}
-"""Bits per weight of types that engines for GPUs serve besides; of scales, only those of every 16 weights count."""
+_GPU_BITS: dict[str, float] = {"fp8_block": 8, "fp8_static": 8, "int8": 8, "int4": 4.15625, "nvfp4": 4.5}
+"""Bits per weight of types that engines for GPUs serve besides, with scales where they count: of nvfp4 one of 8 bits
+for 16 weights, of int4 (AWQ, GPTQ) one of 16 bits and a zero of 4 for 128."""
 
-WEIGHT_TYPES = (*_PURE_BITS, *_MIXED_BITS)
+WEIGHT_TYPES = (*_PURE_BITS, *_GPU_BITS, *_MIXED_BITS)
 """Types that ``--weights`` accepts, in any case."""
+
+SERVED_TYPES = ("fp8", *_GPU_BITS, "mxfp4")
+"""Types in which engines for GPUs keep the matrices of layers only: embeddings and head stay in 16 bits."""
+
+GGUF_ONLY = frozenset((*LLAMACPP_CACHE_TYPES, *_MIXED_BITS)) - {"f32", "f16", "bf16"}
+"""Types of weights that only GGUF files have."""
 
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{letter}{'b' * b}": 1000**i for i, letter in enumerate("kmgt", 1) for b in (0, 1)}

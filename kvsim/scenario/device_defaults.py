@@ -3,37 +3,63 @@ settings."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
 
 from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import device_named
-from kvsim.costs.memory_plan import default_cells
+from kvsim.costs.memory_plan import default_cells, llamacpp_cells
+from kvsim.costs.memory_settings import MOST_CONTEXT, Engine
 from kvsim.costs.vllm_profile import serve_defaults
 from kvsim.errors import UserError
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import memory_shape
+from kvsim.model.storage_types import GGUF_ONLY
+from policies import engine_of
 
 if TYPE_CHECKING:
     from kvsim.scenario.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a scenario's table says of a model on a device."""
+
+    device: str
+    model: str
+    engine: Engine
+    tp: int
+    weights: str | None
+
+
+def engine_on(table: dict[str, Any], device: str, model: str, weights: str | None) -> Engine:
+    """The engine of a scenario's table: the one that is named, or that of what is. Raises ``UserError``."""
+    machine, server, cache = (table.get(name) or {} for name in ("machine", "server", "cache"))
+    if machine.get("engine") in get_args(Engine):
+        found: Engine = machine["engine"]
+        return found
+    scheduler, policy = str(server.get("scheduler", "")), engine_of(str(cache.get("policy", "")))
+    for name in (scheduler, policy.lower()):
+        if name.startswith(("llama-server", "llama.cpp")):
+            return "llamacpp"
+        if name.startswith("vllm"):
+            return "vllm"
+    of_files = model.endswith(".gguf") or (weights is not None and weights.lower() in GGUF_ONLY)
+    return "llamacpp" if of_files or device_named(device).kind in ("apple", "amd", "cpu") else "vllm"
 
 
 def with_device_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozenset[tuple[str, str]]]:
     """The table of a scenario with what follows from ``machine.device``, and the keys that were filled in.
 
     Tables without a device, or with faults that validation will find, are returned as they are. Raises ``ValueError``
-    for a device or model that is not known, a model that does not fit, and times that there are not.
+    for a device or model that is not known, and for a model that does not fit.
     """
     sections = {name: data.get(name, {}) for name in ("machine", "model", "server", "cache")}
     machine = sections["machine"]
     if not all(isinstance(section, dict) for section in sections.values()) or machine.get("device") is None:
         return data, frozenset()
-    asked = (
-        machine["device"],
-        machine.get("tensor_parallel", 1),
-        machine.get("weights"),
-        sections["model"].get("name"),
-    )
-    device, tp, weights, model = asked
+    device, tp, weights = machine["device"], machine.get("tensor_parallel", 1), machine.get("weights")
+    model = sections["model"].get("name")
     if not (isinstance(device, str) and isinstance(model, str | None) and isinstance(weights, str | None)):
         return data, frozenset()
     if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
@@ -41,7 +67,7 @@ def with_device_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozense
     try:
         if model is None:
             raise UserError(f"machine.device is {device!r}: say which model it serves, model.name")
-        found = _defaults(sections, device, tp, weights, model)
+        found = _defaults(sections, Served(device, model, engine_on(sections, device, model, weights), tp, weights))
     except UserError as e:
         raise ValueError(str(e)) from None
     filled = frozenset((section, key) for section, key in found if sections[section].get(key) is None)
@@ -50,19 +76,28 @@ def with_device_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozense
     return {**data, **sections}, filled
 
 
-def _defaults(
-    sections: dict[str, dict[str, Any]], device: str, tp: int, weights: str | None, model: str
-) -> dict[tuple[str, str], Any]:
+def _defaults(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, str], Any]:
     """Values by section and key, of what has a value of its own on a device."""
+    cache = sections["cache"]
+    found: dict[tuple[str, str], Any] = {("cache", "type_k"): "f16", ("cache", "type_v"): "f16"}
+    found |= _vllm(sections, of) if of.engine == "vllm" else _llamacpp(sections, of)
+    # After the memory: times of a model that does not fit would be of no use.
+    if sections["machine"].get("profile") is None:
+        how: dict[str, Any] = {key: cache.get(key) or "f16" for key in ("type_k", "type_v")}
+        how |= {"tp": of.tp, "weights": of.weights, "engine": of.engine}
+        found["machine", "profile"] = find_profile(of.model, of.device, **how)
+    return found
+
+
+def _vllm(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, str], Any]:
+    """What ``vllm serve`` does on a device by default."""
     server, cache = sections["server"], sections["cache"]
-    usual_batch, usual_slots = serve_defaults(device_named(device).memory_bytes, device)
+    usual_batch, usual_slots = serve_defaults(device_named(of.device).memory_bytes, of.device)
     slots = server.get("slots", usual_slots)
     found: dict[tuple[str, str], Any] = {
         ("server", "scheduler"): "vllm",
         ("server", "slots"): slots,
         ("cache", "policy"): "vllm",
-        ("cache", "type_k"): "f16",
-        ("cache", "type_v"): "f16",
     }
     scheduler = server.get("scheduler", "vllm")
     if scheduler == "vllm":
@@ -71,25 +106,33 @@ def _defaults(
     if scheduler == "vllm" and batch is None:
         batch = found["server", "n_batch"] = usual_batch
     if cache.get("cells") is None:
-        block = cache.get("block_size", PRESENT["vLLM"].block_size)
-        held = default_cells(
-            model,
-            device,
-            block_size=block,
-            tp=tp,
-            weights=weights,
+        # vLLM's null block is among its blocks, as it is among the cells of the policies with blocks.
+        cells = found["cache", "cells"] = default_cells(
+            of.model,
+            of.device,
+            block_size=cache.get("block_size", PRESENT["vLLM"].block_size),
+            tp=of.tp,
+            weights=of.weights,
             batch=batch if isinstance(batch, int) else None,
             sequences=slots if isinstance(slots, int) else usual_slots,
             type_k=cache.get("type_k") or "f16",
         )
-        # vLLM's null block is among its blocks, as it is among the cells of the policies with blocks.
-        cells = found["cache", "cells"] = held
-        context = memory_shape(model).context
+        context = memory_shape(of.model).context
         if server.get("slot_context") is None and context is not None and context < cells:
             found["server", "slot_context"] = context
-    # After the memory: times of a model that does not fit would be of no use.
-    if sections["machine"].get("profile") is None:
-        found["machine", "profile"] = find_profile(model, device, tp=tp, weights=weights)
+    return found
+
+
+def _llamacpp(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, str], Any]:
+    """What llama-server does on a device by default: the model's whole context, or what of it fits."""
+    cache = sections["cache"]
+    found: dict[tuple[str, str], Any] = {
+        ("server", "scheduler"): "llama-server",
+        ("cache", "policy"): f"llama.cpp-{PRESENT['llama.cpp'].version}",
+    }
+    if cache.get("cells") is None:
+        how: dict[str, Any] = {key: cache.get(key) or "f16" for key in ("type_k", "type_v")}
+        found["cache", "cells"] = llamacpp_cells(of.model, of.device, tp=of.tp, weights=of.weights, **how)
     return found
 
 
@@ -125,17 +168,20 @@ def described(scenario: Scenario) -> str | None:
     machine, cache, server = scenario.machine, scenario.cache, scenario.server
     if machine.device is None:
         return None
-    device, block = device_named(machine.device), cache.block_size
+    device, block, vllm = device_named(machine.device), cache.block_size, server.scheduler == "vllm"
     blocks = f"{cache.cells:,} cells ({cache.cells // block:,} blocks of {block}), what is left of its memory"
+    context = memory_shape(scenario.model.name).context
+    whole = "the model's whole context" if cache.cells == context else "what is left of its memory"
+    flag = "--max-num-seqs" if vllm else "--parallel"
     items = {
-        "cells": ("cells" not in cache.model_fields_set, blocks),
-        "slots": ("slots" not in server.model_fields_set, f"{server.slots} sequences at a time (--max-num-seqs)"),
+        "cells": ("cells" not in cache.model_fields_set, blocks if vllm else f"{cache.cells:,} cells, {whole}"),
+        "slots": ("slots" not in server.model_fields_set, f"{server.slots} sequences at a time ({flag})"),
         "n_batch": (
             "n_batch" not in server.model_fields_set and server.n_batch is not None,
             f"{scenario.n_batch:,} tokens in a step (--max-num-batched-tokens)",
         ),
         "async_scheduling": (
-            "async_scheduling" not in server.model_fields_set and server.async_scheduling,
+            vllm and "async_scheduling" not in server.model_fields_set and server.async_scheduling,
             "each step composed while the one before it runs (--async-scheduling)",
         ),
         "type_k": ("type_k" not in cache.model_fields_set, f"K and V in {cache.type_k}"),
@@ -146,22 +192,23 @@ def described(scenario: Scenario) -> str | None:
 
 def beyond_memory(scenario: Scenario) -> list[str]:
     """A warning if a scenario says more cells than its device holds beside the model."""
-    machine, cache = scenario.machine, scenario.cache
+    machine, cache, model = scenario.machine, scenario.cache, scenario.model.name
     if machine.device is None or "cells" not in cache.model_fields_set:
         return []
-    held = default_cells(
-        scenario.model.name,
-        machine.device,
-        tp=machine.tensor_parallel,
-        weights=machine.weights,
-        batch=scenario.n_batch,
-        sequences=scenario.server.slots,
-        type_k=cache.type_k,
-        block_size=cache.block_size,
-    )
+    on: dict[str, Any] = {"tp": machine.tensor_parallel, "weights": machine.weights}
+    table = scenario.model_dump(include={"machine", "server", "cache"})
+    if engine_on(table, machine.device, model, machine.weights) == "llamacpp":
+        held = llamacpp_cells(model, machine.device, type_k=cache.type_k, type_v=cache.type_v, most=MOST_CONTEXT, **on)
+    else:
+        sizes: dict[str, Any] = {
+            "batch": scenario.n_batch,
+            "sequences": scenario.server.slots,
+            "block_size": cache.block_size,
+        }
+        held = default_cells(model, machine.device, type_k=cache.type_k, **(on | sizes))
     if cache.cells <= held:
         return []
     return [
-        f"cache.cells: {cache.cells:,} cells are more than the {held:,} that {scenario.model.name} leaves on "
-        f"{machine.device} by the memory plan"
+        f"cache.cells: {cache.cells:,} cells are more than the {held:,} that {model} leaves on {machine.device} by the "
+        "memory plan"
     ]

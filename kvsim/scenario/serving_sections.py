@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from kvsim.costs.memory_settings import Engine
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.engine_shapes import ModelShape, Storage, is_engine_model, shape_of
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
@@ -184,8 +185,11 @@ class MachineSection(Section):
     profile: str = "default"
     """The name of a shipped profile, or the path of one that ``kvsim calibrate`` or ``kvsim profile`` wrote."""
     device: str | None = None
-    """A GPU by name; it picks the profile of ``model.name`` on it, and by default the cells that its memory leaves,
-    and vLLM's scheduler, policy and settings."""
+    """A device by name or its file; it picks the times of ``model.name`` on it, and by default the cells that its
+    memory leaves, and the scheduler, policy and settings of the engine."""
+    engine: Engine | None = None
+    """The engine on a device, "vllm" or "llamacpp"; by default that of the scheduler or the policy that is named, that
+    which has the type of weights, and that which people run on such a device."""
     tensor_parallel: PositiveInt = 1
     """Devices that share the model (``--tensor-parallel-size``)."""
     weights: str | None = None

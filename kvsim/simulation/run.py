@@ -94,6 +94,12 @@ def profile_of(scenario: Scenario) -> Profile:
             f"{scenario.name}: machine.profile: {profile.name} is of {of}, and machine.device is "
             f"{machine.tensor_parallel} x {machine.device}; leave one of them out"
         )
+    weights = (machine.weights or profile.weights or "").lower()
+    if machine.device is not None and weights != (profile.weights or ""):
+        raise UserError(
+            f"{scenario.name}: machine.profile: {profile.name} has weights in {profile.weights}, and machine.weights "
+            f"is {machine.weights}; leave one of them out"
+        )
     if reason := profile.why_no_times(
         scenario.model.name, scenario.cache.type_k, scenario.cache.type_v, scenario.cache.policy
     ):

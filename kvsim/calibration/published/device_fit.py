@@ -18,7 +18,7 @@ from kvsim.costs.pass_layout import REGIMES, Sample, regime_of
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.pass_tables import PassTables
 from kvsim.costs.physics import PassPhysics
-from kvsim.costs.profile import Coefficient, CopyCost, Host, Profile, Range, Source
+from kvsim.costs.profile import CopyCost, Host, Profile, Range, Source, exactly
 from kvsim.errors import UserError
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.results import writable
@@ -85,7 +85,7 @@ def device_fit(subject: Subject, parts: MeasuredParts, tested: TestedParts, sour
     """The profile whose tables are made of ``parts``, with its errors on whole passes."""
     weights = subject.weights or subject.shape.default_type
     physics = PassPhysics(subject.device, subject.shape, weights, tp=subject.tp)
-    moves, shift = _copies(subject)
+    moves, shift = physics.copies()
     profile = Profile(
         tables=parts.tables(physics),
         held_out_samples=len(tested.passes),
@@ -93,8 +93,8 @@ def device_fit(subject: Subject, parts: MeasuredParts, tested: TestedParts, sour
         held_out_error_p95=0.0,
         samples=len(parts.decode) + len(parts.prompt) + len(parts.work) + len(parts.head),
         digest=digest(tested.passes),
-        moves=moves,
-        shift_per_cell_s=shift,
+        moves=CopyCost(per_run_s=exactly(0.0), per_cell_s=exactly(moves)),
+        shift_per_cell_s=exactly(shift),
         name=profile_name(subject.shape, subject.device.name, tp=subject.tp, weights=subject.weights),
         engine=subject.engine,
         model=subject.shape.name,
@@ -147,15 +147,3 @@ def _reads(sample: Sample) -> PassReads:
         # One scan stands for those of all decodes together.
         reads.groups[0].add_chunk(n, cells, cells, 0)
     return reads
-
-
-def _copies(subject: Subject) -> tuple[CopyCost, Coefficient]:
-    """A compaction and a rotation of keys: each byte is read and written once, on all devices at the same time."""
-    bandwidth, groups = subject.device.bandwidth_gb_s * 1e9 * subject.tp, subject.shape.groups
-    cell = sum(2 * group.layers * (group.k_row + group.v_row) for group in groups)  # bytes in 16 bits
-    key = sum(2 * group.layers * group.k_row for group in groups)
-    return CopyCost(per_run_s=_exactly(0.0), per_cell_s=_exactly(2 * cell / bandwidth)), _exactly(2 * key / bandwidth)
-
-
-def _exactly(seconds: float) -> Coefficient:
-    return Coefficient(value=seconds, low=seconds, high=seconds)

@@ -1,11 +1,12 @@
 """What a scenario on a device takes where it says nothing, and what it leaves behind when it is moved there."""
 
 import json
+import tomllib
 
 import pytest
 
 from kvsim.costs.memory_plan import default_cells
-from kvsim.errors import NoTimes, UserError
+from kvsim.errors import UserError
 from kvsim.scenario.assumptions import assumptions
 from kvsim.scenario.scenario import load_scenario
 
@@ -86,8 +87,6 @@ def test_a_scenario_of_a_device_leaves_its_cells_there(how):
         ("llama-3.1-8c", "rtx4090", "no model called 'llama-3.1-8c'; did you mean 'llama-3.1-8b'"),
         (None, "rtx4090", "say which model it serves, model.name"),
         ("llama-3-70b", "rtx4090", "llama-3-70b does not fit on rtx4090.*what would fit"),
-        ("llama-2-7b", "rtx4090", "no times for llama-2-7b on rtx4090: import tables of its kernels"),
-        ("qwen3-8b", "h100_sxm", "no times for qwen3-8b on h100_sxm: make its profile with: kvsim profile make"),
     ],
 )
 def test_what_is_wrong_takes_one_line(model, device, said):
@@ -106,11 +105,54 @@ def test_a_profile_of_one_s_own_is_found_by_its_name(tmp_path, monkeypatch):
     assert scenario.machine.profile == str(tmp_path / "h100_sxm-qwen3-8b.json")
 
 
-def test_types_that_were_not_measured_have_no_times():
+def test_what_was_not_measured_is_estimated():
+    own = load_scenario({**ON_4090, "cache": {"type_k": "fp8", "type_v": "fp8"}})
+    assert own.machine.profile.startswith("estimate:engine=vllm&device=rtx4090&model=llama-3.1-8b")
+    assert own.machine.profile.endswith("k=fp8&v=fp8")
+    assert load_scenario("chat", model="qwen3-8b", device="h100_sxm").machine.profile.startswith("estimate:")
+
+
+@pytest.mark.parametrize(
+    ("table", "engine"),
+    [
+        ({}, "vllm"),
+        ({"machine": {"engine": "llamacpp"}}, "llamacpp"),
+        ({"machine": {"weights": "q4_K_M"}}, "llamacpp"),
+        ({"machine": {"device": "m4-max"}}, "llamacpp"),
+        ({"machine": {"device": "mi300x"}}, "vllm"),
+        ({"server": {"scheduler": "llama-server"}}, "llamacpp"),
+        ({"cache": {"policy": "llama.cpp-b4666"}}, "llamacpp"),
+        ({"server": {"scheduler": "vllm"}, "cache": {"policy": "llama.cpp-b6975"}}, "vllm"),
+    ],
+)
+def test_the_engine_on_a_device_is_that_of_what_is_named(table, engine):
+    table = {"model": ON_4090["model"], **table, "machine": {**ON_4090["machine"], **table.get("machine", {})}}
+    scenario = load_scenario(table)
+    expected = {"vllm": "vllm", "llamacpp": "llama-server"}[engine]
+    assert scenario.server.scheduler == expected
+    if scenario.machine.profile.startswith("estimate:"):
+        assert f"engine={engine}&" in scenario.machine.profile
+
+
+def test_llama_server_takes_the_context_that_fits():
+    on = {"machine__engine": "llamacpp", "machine__weights": "q4_K_M"}
+    whole = load_scenario("chat", model="qwen3-8b", device="rtx3090", **on)
+    assert (whole.cache.cells, whole.server.slots, whole.cache.policy) == (40_960, 4, "llama.cpp-b6975")
+    assert "40,960 cells, the model's whole context, 4 sequences at a time (--parallel)" in assumptions(whole)[0]
+    part = load_scenario("chat", model="llama-3.1-8b", device="rtx3080", **on)
+    assert 8_192 < part.cache.cells < 131_072
+    assert "what is left of its memory" in assumptions(part)[0]
+    with pytest.raises(UserError, match=r"qwen3-32b does not fit on rtx3080: .*llama\.cpp may use"):
+        load_scenario("chat", model="qwen3-32b", device="rtx3080", **on)
+
+
+def test_a_scenario_says_the_weights_of_its_times():
     from kvsim import run
 
-    with pytest.raises(NoTimes, match=r"leave cache\.type_k and cache\.type_v out"):
-        run(load_scenario({**ON_4090, "cache": {"type_k": "f32", "type_v": "f32"}}))
+    written = load_scenario("chat", model="qwen3-8b", device="h100_sxm", workload__requests=2)
+    text = written.to_toml().replace('profile = "estimate:', 'weights = "fp8"\nprofile = "estimate:')
+    with pytest.raises(UserError, match=r"has weights in bf16, and machine\.weights is fp8; leave one of them out"):
+        run(load_scenario(tomllib.loads(text)))
 
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 32}

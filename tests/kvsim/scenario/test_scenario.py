@@ -55,7 +55,7 @@ def test_the_written_file_names_every_key_even_those_not_set():
     assert sections["server"]["slots"] == "auto"
     server = "server.n_batch, server.n_ubatch, server.slot_context"
     cache = "cache.unified, cache.search, cache.kernel"
-    machine = "machine.device, machine.weights, machine.host_gb_s"
+    machine = "machine.device, machine.engine, machine.weights, machine.host_gb_s"
     assert text.endswith(f"# not set: workload.max_output_tokens, {server}, {cache}, {machine}\n")
 
 

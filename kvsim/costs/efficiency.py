@@ -1,0 +1,115 @@
+"""How near engines come to what a device could do: fitted shares of bandwidth and peak by part of a pass.
+
+``efficiencies.json`` has them by engine, make of device and storage type, with the errors that were found on devices
+and models left out of the fit. ``benchmarks/device_times`` makes it, and says of what.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib import resources
+from typing import Annotated
+
+from pydantic import Field
+
+from kvsim.costs.memory_settings import Engine
+from kvsim.costs.physics import Need
+from kvsim.costs.records import Record, Seconds
+from kvsim.costs.tables import FloatArray
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+def engine_kind(engine: str) -> Engine:
+    """Whose times those of an engine, with its version, are: all but llama.cpp's are taken as vLLM's."""
+    return "llamacpp" if engine.startswith("llama.cpp") else "vllm"
+
+
+class Efficiency(Record):
+    """One part of a pass, by the share of the device's bandwidth and of its peak that an engine's kernels reach."""
+
+    reading: Share
+    computing: Share
+    sharpness: Annotated[float, Field(ge=1, le=100)] = 2.0
+    """How well reading and computing overlap: the part takes the norm of this order of both, which is their sum at 1
+    and the longer of the two at infinity."""
+    layer_s: Seconds = 0.0
+    """What each layer takes whatever is read or computed: launches of kernels."""
+
+    def seconds(self, need: Need, layers: int) -> FloatArray:
+        """Seconds of the part in all layers."""
+        p = self.sharpness
+        both = (need.reading_s / self.reading) ** p + (need.computing_s / self.computing) ** p
+        found: FloatArray = both ** (1 / p) + layers * self.layer_s
+        return found
+
+
+class Errors(Record):
+    """Relative errors of estimates on devices and models that were left out of the fit."""
+
+    decode_median: float
+    decode_p90: float
+    prompt_median: float
+    prompt_p90: float
+    passes: int
+    """How many measurements these are of."""
+
+
+class EngineEfficiency(Record):
+    """What was fitted for one engine on devices of one make."""
+
+    matrices: dict[str, Efficiency]
+    """By group of storage types of the weights."""
+    experts: dict[str, Efficiency]
+    head: Efficiency
+    elementwise: Efficiency | None = None
+    """Norms and activations; None: with the matrices."""
+    exchange: Efficiency | None = None
+    """Between devices: the share of the link's bandwidth, and the seconds of a message; None: one device only."""
+    decode: Efficiency
+    """Attention of sequences that decode."""
+    prompt: Efficiency
+    """Attention of prompts."""
+    errors: dict[str, Errors]
+    """By group of storage types; "experts" after the group is of mixtures of experts, and "all" of everything."""
+    source: str
+    """What it was fitted to."""
+
+    def of(self, table: dict[str, Efficiency], kind: str) -> tuple[Efficiency, str]:
+        """The efficiency for weights of a type, and the group that it was fitted to: that of the nearest size."""
+        group = storage_group(kind)
+        if group not in table:
+            group = min(table, key=lambda known: (abs(_BITS[known] - _BITS[group]), known))
+        return table[group], group
+
+    def errors_of(self, kind: str, *, experts: bool) -> Errors:
+        """The errors that were found for weights of a type, or on the whole if there were too few."""
+        return self.errors.get(storage_group(kind) + (" experts" if experts else ""), self.errors["all"])
+
+
+STORAGE_GROUPS = {
+    "f16": ("f16", "bf16", "f32"),
+    "fp8": ("fp8", "fp8_block", "fp8_static", "int8"),
+    "q8_0": ("q8_0",),
+    "q4_0": ("q4_0", "q4_1", "iq4_nl", "iq4_xs", "q5_0", "q5_1", "int4"),
+    "mxfp4": ("mxfp4", "nvfp4"),
+}
+"""Storage types whose kernels are alike; all others are llama-quantize's mixtures."""
+_GROUP = {kind: group for group, kinds in STORAGE_GROUPS.items() for kind in kinds}
+_BITS = {"f16": 16.0, "fp8": 8.0, "q8_0": 8.5, "k": 5.0, "q4_0": 4.5, "mxfp4": 4.25}
+
+
+def storage_group(kind: str) -> str:
+    """The group of a storage type of weights; "k" for mixtures."""
+    return _GROUP.get(kind, "k")
+
+
+@cache
+def efficiencies() -> dict[str, dict[str, EngineEfficiency]]:
+    """All that was fitted, by engine and make of device."""
+    text = (resources.files("kvsim.costs") / "efficiencies.json").read_text(encoding="utf-8")
+    return {
+        engine: {make: EngineEfficiency.model_validate(table) for make, table in makes.items()}
+        for engine, makes in json.loads(text).items()
+    }

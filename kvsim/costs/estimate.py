@@ -1,0 +1,173 @@
+"""Times of a model on a device that were not measured: physics, times what engines reach of it elsewhere.
+
+An estimated profile has a name that says all that it is made of, so that it can be made again from its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlencode
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from kvsim.costs.devices import Device, device_named
+from kvsim.costs.efficiency import EngineEfficiency, efficiencies, storage_group
+from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
+from kvsim.costs.pass_tables import Grid, Line, PassTables
+from kvsim.costs.physics import PassPhysics
+from kvsim.costs.profile import ESTIMATE, CopyCost, Profile, Range, Source, exactly
+from kvsim.costs.tables import FloatArray
+from kvsim.errors import UserError
+from kvsim.model.engine_shapes import Storage
+from kvsim.model.memory_shapes import memory_shape
+
+_TOKENS = tuple(sorted({round(2 ** (i / 4)) for i in range(65)}))
+"""Tokens of the entries of tables: 1 to 65,536."""
+_SEQUENCES = tuple(1 << i for i in range(13))
+_CELLS = tuple(1 << i for i in range(4, 21))
+_CHUNK = _TOKENS[::4]
+_MEASURED_TOKENS, _MEASURED_CELLS, _MEASURED_SEQUENCES = 8192, 32768, 512
+"""The largest passes that efficiencies were fitted to."""
+_MAKES = {"datacentre": "nvidia", "consumer": "nvidia"}
+"""Makes of devices by their kind, where they are not the kind's name."""
+_ENGINE: TypeAdapter[Engine] = TypeAdapter(Engine)
+_STORAGE: TypeAdapter[Storage] = TypeAdapter(Storage)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an estimated profile is of."""
+
+    engine: Engine
+    device: str
+    """A device's name, or a file."""
+    model: str
+    tp: int = 1
+    weights: str | None = None
+    """None: the model's own type."""
+    type_k: Storage = "f16"
+    type_v: Storage = "f16"
+
+    @property
+    def name(self) -> str:
+        """What ``load_profile`` takes to make it."""
+        asked = {"engine": self.engine, "device": self.device, "model": self.model, "tp": self.tp}
+        asked |= {"weights": self.weights or "", "k": self.type_k, "v": self.type_v}
+        return ESTIMATE + urlencode({key: value for key, value in asked.items() if value}, safe="/:")
+
+    @staticmethod
+    def named(name: str) -> Estimate:
+        """What a name says. Raises ``UserError``."""
+        said = dict(parse_qsl(name.removeprefix(ESTIMATE)))
+        try:
+            engine = _ENGINE.validate_python(said["engine"])
+            type_k, type_v = (_STORAGE.validate_python(said.get(key, "f16")) for key in ("k", "v"))
+            tp, weights = int(said.get("tp", 1)), said.get("weights")
+            return Estimate(engine, said["device"], said["model"], tp, weights, type_k, type_v)
+        except (KeyError, ValueError):
+            known = Estimate("vllm", "h100_sxm", "qwen3-32b").name
+            raise UserError(f"{name:.200}: not the name of an estimate, such as {known}") from None
+
+    def profile(self) -> Profile:
+        """The profile. Raises ``UserError`` for a model, device or type that is not known."""
+        shape, device = memory_shape(self.model), device_named(self.device)
+        weights = self.weights or shape.default_type
+        physics = PassPhysics(device, shape, weights, self.type_k, self.type_v, self.tp, self.engine)
+        fitted, make = _efficiency(self.engine, device)
+        moe = shape.n_experts > 0
+        errors = fitted.errors_of(_expert_type(physics) if moe else weights, experts=moe)
+        moves, shift = physics.copies()
+        return Profile(
+            tables=_tables(physics, fitted),
+            estimated=errors,
+            held_out_samples=0,
+            held_out_error_median=errors.decode_median,
+            held_out_error_p95=errors.decode_p90,
+            samples=errors.passes,
+            digest="",
+            moves=CopyCost(per_run_s=exactly(0.0), per_cell_s=exactly(moves)),
+            shift_per_cell_s=exactly(shift),
+            name="-".join([device.name, re.sub(r"[^\w.-]", "-", shape.name), "estimate"]),
+            engine="vllm" if self.engine == "vllm" else "llama.cpp",
+            model=shape.name,
+            type_k=self.type_k,
+            type_v=self.type_v,
+            measured="",
+            tokens=Range(low=1, high=_MEASURED_TOKENS),
+            cells=Range(low=1, high=_MEASURED_CELLS),
+            sequences=_MEASURED_SEQUENCES,
+            device=self.device,
+            tensor_parallel=self.tp,
+            weights=weights or None,
+            source=Source(
+                title=f"physics and the efficiency of {fitted.source}",
+                url="",
+                licence="",
+                version="",
+                notes=tuple(_notes(physics, fitted, make)),
+            ),
+        )
+
+
+def _efficiency(engine: str, device: Device) -> tuple[EngineEfficiency, str]:
+    """What was fitted for an engine on devices of this make, and that make: another, if there is none."""
+    makes = efficiencies()[engine]
+    make = _MAKES.get(device.kind, device.kind)
+    if make not in makes:
+        make = "nvidia"
+    return makes[make], make
+
+
+def _notes(physics: PassPhysics, fitted: EngineEfficiency, make: str) -> Iterator[str]:
+    """What was taken from something else because it was not measured, one sentence each."""
+    shape, engine = physics.shape, ENGINE_TITLES[physics.engine]
+    if _MAKES.get(physics.device.kind, physics.device.kind) != make:
+        yield (
+            f"{engine} was not measured on devices such as {physics.device.title}: it is taken to reach as much of it "
+            "as of NVIDIA's."
+        )
+    kinds = [("matrices", fitted.matrices, physics.weights)]
+    if shape.n_experts:
+        kinds.append(("experts", fitted.experts, _expert_type(physics)))
+    for what, table, kind in kinds:
+        group = fitted.of(table, kind)[1]
+        if group != storage_group(kind):
+            yield f"{engine}'s {what} in {kind} were not measured: they are priced with the efficiency of {group}."
+    if physics.tp > 1:
+        yield f"The link between the devices is taken to have {physics.device.link_gb_s:g} GB/s in each direction."
+
+
+def _tables(physics: PassPhysics, fitted: EngineEfficiency) -> PassTables:
+    """Tables by physics and an engine's efficiencies."""
+    shape, layers = physics.shape, physics.shape.n_layers
+    tokens = np.array(_TOKENS, dtype=float)
+    work = fitted.of(fitted.matrices, physics.weights)[0].seconds(physics.matrices(tokens), layers)
+    if fitted.elementwise is not None:
+        work += fitted.elementwise.seconds(physics.elementwise(tokens), layers)
+    if shape.n_experts:
+        work += fitted.of(fitted.experts, _expert_type(physics))[0].seconds(physics.experts(tokens), layers)
+    if physics.tp > 1 and fitted.exchange is not None:
+        work += fitted.exchange.seconds(physics.exchange(tokens), 2 * layers + 1)
+    sequences, cells = np.array(_SEQUENCES, dtype=float), np.array(_CELLS, dtype=float)
+    chunk = np.array(_CHUNK, dtype=float)
+    decode = fitted.decode.seconds(physics.decode(sequences[:, None], cells[None, :]), layers)
+    prompt = fitted.prompt.seconds(physics.prompt(chunk[:, None], cells[None, :]), layers)
+    return PassTables(
+        work=Line(at=_TOKENS, seconds=_plain(work)),
+        head=Line(at=_SEQUENCES, seconds=_plain(fitted.head.seconds(physics.head(sequences), 1))),
+        decode=Grid(rows=_SEQUENCES, columns=_CELLS, seconds=tuple(_plain(row) for row in decode)),
+        prompt=Grid(rows=_CHUNK, columns=_CELLS, seconds=tuple(_plain(row) for row in prompt)),
+    )
+
+
+def _expert_type(physics: PassPhysics) -> str:
+    """The storage type of a model's experts."""
+    kind = physics.shape.experts.kind
+    return physics.weights if kind == "default" else kind
+
+
+def _plain(values: FloatArray) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
