@@ -79,20 +79,40 @@ def refuse(options: Any, why: str, *names: str) -> None:
             raise UserError(f"--{field.name.replace('_', '-')}: {why}")
 
 
-@dataclass(frozen=True)
-class ScenarioOptions:
-    """A scenario, and what is replaced in it."""
+@dataclass(frozen=True, kw_only=True)
+class ServedOptions:
+    """The model that a scenario's requests are for, and what serves it."""
 
-    scenario: ScenarioName = "chat"
-    scheduler: Scheduler = None
-    seed: Seed = None
-    requests: Requests = None
     model: ModelName = None
     device: DeviceName = None
     tp: TensorParallel = None
     weights: DeviceWeights = None
     engine: DeviceEngine = None
     kv: DeviceCacheType = None
+
+    @property
+    def served(self) -> dict[str, Any]:
+        """What is given of them, as arguments of ``load_scenario``."""
+        keys = {
+            "model": self.model,
+            "device": self.device,
+            "machine__tensor_parallel": self.tp,
+            "machine__weights": self.weights,
+            "machine__engine": self.engine,
+            "cache__type_k": self.kv,
+            "cache__type_v": self.kv,
+        }
+        return {key: value for key, value in keys.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScenarioOptions(ServedOptions):
+    """A scenario, and what is replaced in it."""
+
+    scenario: ScenarioName = "chat"
+    scheduler: Scheduler = None
+    seed: Seed = None
+    requests: Requests = None
     profile: ProfileName = None
     skip_bad_rows: SkipBadRows = False
 
@@ -101,16 +121,8 @@ class ScenarioOptions:
         from kvsim.scenario.scenario import given_profile, load_scenario
         from kvsim.scenario.trace_sections import TRACES, TraceWorkload
 
-        shared = {
-            "machine__tensor_parallel": self.tp,
-            "machine__weights": self.weights,
-            "machine__engine": self.engine,
-            "cache__type_k": self.kv,
-            "cache__type_v": self.kv,
-            "server__scheduler": self.scheduler,
-        }
-        given = {key: value for key, value in shared.items() if value is not None}
-        loaded = load_scenario(source or self.scenario, model=self.model, device=self.device, **given)
+        scheduler = {} if self.scheduler is None else {"server__scheduler": self.scheduler}
+        loaded = load_scenario(source or self.scenario, **self.served, **scheduler)
         changes: dict[str, Any] = {}
         if self.seed is not None:
             changes["seed"] = self.seed

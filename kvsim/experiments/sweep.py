@@ -32,13 +32,12 @@ def sweep(
     workers: int | None = None,
     dask: str | None = None,
     progress: SweepProgress | None = None,
-    model: str | None = None,
-    device: str | None = None,
     seed: int | None = None,
     requests: int | None = None,
     show: str | Sequence[str] | None = None,
     max_failed: float | str | None = None,
     policies: Sequence[str | PolicyFactory] | None = None,
+    **served: Any,
 ) -> SweepResult:
     """Run a sweep, given as a built-in name, a TOML file or its table (see ``sweep_file.SweepFile``).
 
@@ -58,13 +57,12 @@ def sweep(
         raise UserError("workers: a dask cluster has its own; give either workers or dask")
     plan = plan_sweep(
         source,
-        model=model,
-        device=device,
         seed=seed,
         requests=requests,
         show=show,
         max_failed=max_failed,
         policies=policies,
+        **served,
     )
     path = default_store(plan) if out is None else Path(out)
     if path.is_dir():

@@ -195,22 +195,21 @@ def builtin_sweeps() -> list[str]:
 def plan_sweep(
     source: str | Path | dict[str, Any],
     *,
-    model: str | None = None,
-    device: str | None = None,
     seed: int | None = None,
     requests: int | None = None,
     show: str | Sequence[str] | None = None,
     max_failed: float | str | None = None,
     policies: Sequence[str | PolicyFactory] | None = None,
+    **served: Any,
 ) -> SweepPlan:
     """Read a sweep and lay out its points without running any.
 
-    ``source`` is a built-in name, a TOML file or its table. ``model`` and ``device`` replace those of the scenario
-    (``load_scenario``), as ``seed`` and ``requests`` do; ``show``, ``max_failed`` and ``policies`` replace those of the
-    sweep; policies may be callables, in a table too. Settings that are invalid only in combination, such as a slot
-    context larger than the cache, become points with a ``fault``. Raises ``UserError`` for anything that is always
-    invalid: a misspelt key, a value that its key never accepts, an unknown policy, or a base scenario that cannot be
-    run. Raises ``WorkloadError`` for an unreadable trace.
+    ``source`` is a built-in name, a TOML file or its table. ``served`` are keys to replace in the scenario, among them
+    ``model`` and ``device`` (``load_scenario``), as ``seed`` and ``requests`` do; ``show``, ``max_failed`` and
+    ``policies`` replace those of the sweep; policies may be callables, in a table too. Settings that are invalid only
+    in combination, such as a slot context larger than the cache, become points with a ``fault``. Raises ``UserError``
+    for anything that is always invalid: a misspelt key, a value that its key never accepts, an unknown policy, or a
+    base scenario that cannot be run. Raises ``WorkloadError`` for an unreadable trace.
     """
     data, label, folder = _read(source)
     policies = [policies] if isinstance(policies, str) and policies != "all" else policies
@@ -219,7 +218,9 @@ def plan_sweep(
     data, callables = _without_callables(data)
     file = _checked(data, label)
     base, base_folder = _base(file, label, folder)
-    base = table_on(base, model, device)
+    base = table_on(base, served.pop("model", None), served.pop("device", None))
+    for key, value in served.items():
+        set_key(label, base, key.split("__"), value)
     if seed is not None:
         base["seed"] = seed
     own = validated(base, label, base_folder)
@@ -245,7 +246,7 @@ def plan_sweep(
         from kvsim.simulation.run import profile_of
 
         profile_of(own)
-    points = tuple(_points(file.name, base, base_folder, settings, names, own))
+    points = tuple(_points(file.name, base, base_folder, settings, names, own, served))
     _refuse_invalid_values(file, label, points, factories)
     return SweepPlan(file, points, factories)
 
@@ -381,10 +382,13 @@ def _points(
     settings: list[dict[str, Scalar]],
     policies: list[str | None],
     own: Scenario,
+    served: Mapping[str, Any],
 ) -> Iterator[Point]:
     for number, row in enumerate(settings):
         device = row.get("machine.device")
         table = table_on(copy.deepcopy(base), None, device if isinstance(device, str) else None)
+        for key, value in served.items():  # Not of the device that is left behind.
+            set_key(name, table, key.split("__"), value)
         for key, value in row.items():
             set_key(f"{name}: axes", table, key.split("."), value)
         fault, scenario = "", None

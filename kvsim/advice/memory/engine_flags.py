@@ -85,7 +85,7 @@ def flash_attention(scenario: Scenario) -> bool:
 
 
 def vllm_flags(scenario: Scenario) -> Flags:
-    """Return the options of ``vllm serve``; K and V keep the model's own type.
+    """Return the options of ``vllm serve``; K and V keep the model's own type, but for fp8.
 
     On a device they include its share that vLLM may use, of which the cache is what is left. Elsewhere they include the
     number of blocks, so that the cache has exactly the size that was simulated.
@@ -101,11 +101,13 @@ def vllm_flags(scenario: Scenario) -> Flags:
             ("--gpu-memory-utilization", f"{profile_run(PRESENT['vLLM'].version).utilization:g}"),
             ("--tensor-parallel-size", str(scenario.machine.tensor_parallel)),
         )
+    kind = (("--kv-cache-dtype", "fp8"),) if cache.type_k == "fp8" else ()
     return (
         ("--max-model-len", str(scenario.slot_context)),
         ("--max-num-seqs", str(server.slots)),
         ("--max-num-batched-tokens", str(scenario.n_batch)),
         *memory,
+        *kind,
         ("--enable-prefix-caching" if cache.prefix_cache else "--no-enable-prefix-caching", ""),
         ("--enable-chunked-prefill" if server.chunked_prefill else "--no-enable-chunked-prefill", ""),
     )

@@ -331,8 +331,9 @@ def _of_live_server(profile: Profile) -> bool:
 
 
 def _of_other_server(family: SettingsFamily, profile: Profile) -> bool:
-    """Whether a family is of llama-server of early 2025 and the user's is today's."""
-    return _of_live_server(profile) and family.keys["server__scheduler"] == EARLY_SERVER
+    """Whether a family is of llama-server of early 2025 and the times are those of today's."""
+    todays = _of_live_server(profile) or profile.device is not None
+    return todays and family.keys["server__scheduler"] == EARLY_SERVER
 
 
 def _untimed(policy: str, profile: Profile) -> str:
@@ -397,7 +398,7 @@ class _CandidateBuilder:
             cache__cells=cells,
             cache__block_size=block,
             cache__threshold=at.get("threshold", self.base.cache.threshold),
-            model__name=self.profile.model,
+            model__name=self.profile.model if self.base.machine.device is None else self.base.model.name,
             server__slots=slots,
             server__n_batch=n_batch,
             server__n_ubatch=n_ubatch,

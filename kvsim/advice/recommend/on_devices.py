@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from kvsim.advice.recommend.device_comparison import DeviceAnswer, DeviceComparison, mean_rates
 from kvsim.advice.recommend.memory_answer import MemoryAnswer
@@ -16,12 +16,15 @@ from kvsim.advice.recommend.slo import Slo
 from kvsim.advice.recommend.trials import TrialRun, run_trial
 from kvsim.costs.device_profiles import find_device_profile
 from kvsim.costs.devices import device_named
-from kvsim.costs.memory_plan import default_cells, plan
+from kvsim.costs.memory_plan import default_cells, llamacpp_cells, plan
+from kvsim.costs.memory_settings import Engine
 from kvsim.costs.profile import load_profile
 from kvsim.errors import NoTimes, UserError
 from kvsim.experiments.traffic import OfferedLoad, Traffic, read_traffic
 from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.engine_shapes import Storage
 from kvsim.model.memory_shapes import memory_shape
+from kvsim.scenario.device_defaults import engine_on
 from kvsim.scenario.scenario import Scenario, load_scenario, validated
 
 DEFAULT_REQUESTS = 2000
@@ -37,7 +40,7 @@ _LEAST_SLOTS, _LEAST_BATCH = 32, 512
 _SIZES = {
     "server": ("slots", "n_batch", "n_ubatch", "slot_context", "chunked_prefill"),
     "cache": ("cells", "block_size", "type_k", "type_v", "kernel", "unified"),
-    "machine": ("profile", "device", "tensor_parallel", "weights"),
+    "machine": ("profile", "device", "engine", "tensor_parallel", "weights"),
 }
 """What a scenario says of the machine that it was written for, by section."""
 
@@ -55,6 +58,8 @@ class Place:
     weights: str | None
     profile: str | None
     """The profile that the scenario or the user chose for its device; None: found by model and device."""
+    kv: Storage = "f16"
+    """Storage type of K and V."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,13 @@ def own_device(table: Table) -> str | None:
 
 
 def place_of(
-    table: Table, devices: Sequence[str], model: str | None, tp: int | None, weights: str | None, profile: str | None
+    table: Table,
+    devices: Sequence[str],
+    model: str | None,
+    tp: int | None,
+    weights: str | None,
+    profile: str | None,
+    kv: Storage | None = None,
 ) -> Place:
     """What serves, by the options given and, where they say nothing, by the scenario. Raises ``UserError``."""
     machine = table[0].get("machine") or {}
@@ -138,7 +149,8 @@ def place_of(
     if of_scenario:
         profile = profile or machine.get("profile")
         devices = [machine["device"]]
-    place = Place(tuple(devices), model, tp, weights, profile)
+        kv = kv or (table[0].get("cache") or {}).get("type_k")
+    place = Place(tuple(devices), model, tp, weights, profile, kv or "f16")
     plan(model, tensor_parallel=tp, weights=weights)  # Raises ``UserError`` for what it does not know.
     return place
 
@@ -151,8 +163,6 @@ def without_machine(table: Table) -> Scenario:
         for key in keys:
             if isinstance(data.get(section), dict):
                 data[section].pop(key, None)
-    if isinstance(data.setdefault("server", {}), dict):
-        data["server"].setdefault("scheduler", "vllm")
     return validated(data, label, folder)
 
 
@@ -213,16 +223,28 @@ def _on_device(
 ) -> Recommendation | MemoryAnswer:
     """The answer for one device. Raises ``UserError``, among others if the model does not fit into its memory."""
     tp, weights = place.tensor_parallel, place.weights
-    planned = plan(place.model, tensor_parallel=tp, weights=weights, device=device)
-    if "vllm" in planned.engines:
-        # Raises ``UserError``, with what would fit, if the model does not: its times would be of no use.
-        default_cells(place.model, device, tp=tp, weights=weights, batch=_LEAST_BATCH, sequences=_LEAST_SLOTS)
+    engine = _engine(device, place, traffic.scenario, q)
+    # Raises ``UserError``, with what would fit, if the model does not: its times would be of no use.
+    if engine == "vllm":
+        least = {"server__slots": _LEAST_SLOTS, "server__n_batch": _LEAST_BATCH}
+        sizes: dict[str, Any] = {"batch": _LEAST_BATCH, "sequences": _LEAST_SLOTS}
+        default_cells(place.model, device, tp=tp, weights=weights, type_k=place.kv, **sizes)
+    else:
+        least = {}
+        llamacpp_cells(place.model, device, tp=tp, weights=weights, type_k=place.kv, type_v=place.kv)
     here = {"memory": device_named(device).memory_bytes, "device": device, "tensor_parallel": tp}
     try:
         if place.profile is not None:
             profile = load_profile(place.profile, traffic.scenario.folder)
         else:
-            profile = find_device_profile(place.model, device, tp=tp, weights=weights)
+            how: dict[str, Any] = {
+                "tp": tp,
+                "weights": weights,
+                "engine": engine,
+                "type_k": place.kv,
+                "type_v": place.kv,
+            }
+            profile = find_device_profile(place.model, device, **how)
         if why := profile.why_no_times(shape.name, profile.type_k, profile.type_v):
             raise NoTimes(why)
     except NoTimes as e:
@@ -231,8 +253,8 @@ def _on_device(
         "machine__tensor_parallel": tp,
         "machine__weights": weights,
         "machine__profile": place.profile,
-        "server__slots": _LEAST_SLOTS,
-        "server__n_batch": _LEAST_BATCH,
+        "machine__engine": engine,
+        **least,
         "cache__type_k": profile.type_k,
         "cache__type_v": profile.type_v,
     }
@@ -240,6 +262,15 @@ def _on_device(
     scenario = load_scenario(traffic.scenario, model=place.model, device=device, **changes)
     fields = q.fields(traffic, shape, profile=profile, scenario=scenario, **here)
     return find_settings(fields, shape, weights, q.effort)
+
+
+def _engine(device: str, place: Place, scenario: Scenario, q: Asked) -> Engine:
+    """The engine on a device: the one that was asked for, if it was one, or that of what is served there."""
+    if q.engine in get_args(Engine):
+        found: Engine = get_args(Engine)[get_args(Engine).index(q.engine)]
+        return found
+    stated = scenario.model_dump(exclude_unset=True, include={"server", "cache"})
+    return engine_on(stated, device, place.model, place.weights)
 
 
 def _served_at_largest(found: Recommendation) -> OfferedLoad | None:

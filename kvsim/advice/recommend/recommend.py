@@ -26,13 +26,14 @@ from kvsim.costs.memory_plan import plan
 from kvsim.costs.profile import load_profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import read_traffic
+from kvsim.model.engine_shapes import Storage
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.storage_types import parse_size
 from kvsim.scenario.scenario import Scenario, given_profile, load_scenario, table_of, validated
 from kvsim.scenario.trace_files import trace_scenario
 from workloads.traces.table_row import Time
 
-_GIVEN = ("--time", "--seed", "--requests", "--memory", "--model", "--weights", "--profile")
+_GIVEN = ("--time", "--seed", "--requests", "--memory", "--model", "--weights", "--kv", "--profile")
 """Options that are typed again as they were given."""
 _FLAGS = {"skip_bad_rows": "--skip-bad-rows", "failed": "--drop-failed", "clock_reset": "--continue-clock"}
 """The option for each key of a trace."""
@@ -50,6 +51,7 @@ def recommend(
     memory: int | str | None = None,
     model: str | None = None,
     weights: str | None = None,
+    kv: Storage | None = None,
     engine: str | None = None,
     load: float = 1.0,
     seed: int | None = None,
@@ -70,16 +72,16 @@ def recommend(
     ``engine``: ``llamacpp``, ``vllm``, ``both``, or ``any``, which includes layouts that no engine has; by default the
     one that the profile was measured on, and both where that is kvsim's own or a device is named. ``load``: a multiple
     of the workload's own. ``requests``: number in the longest runs (for sessions, of conversations), by default at most
-    400, on a device 2,000. ``workers``: processes, by default one per processor; they change no result. ``device``: the
-    GPU that serves; for several, or with a ``price``, the answer is a ``DeviceComparison``. ``tp``: GPUs that share the
-    model. ``price``: of an hour by device, or a text such as ``rtx4090=0.4,a100_sxm=1.8``. Raises ``UserError`` and
-    ``WorkloadError``.
+    400, on a device 2,000. ``kv``: on a device, the storage type of K and V. ``workers``: processes, by default one per
+    processor; they change no result. ``device``: the GPU that serves; for several, or with a ``price``, the answer is a
+    ``DeviceComparison``. ``tp``: GPUs that share the model. ``price``: of an hour by device, or a text such as
+    ``rtx4090=0.4,a100_sxm=1.8``. Raises ``UserError`` and ``WorkloadError``.
     """
     _check_arguments(source, trace, load, requests, workers)
     devices, prices = _devices_and_prices(device, price, tp, memory, profile)
     what = ("--scenario", getattr(source, "name", source)) if trace is None else ("--trace", trace)
     typed = [what, ("--columns", _pairs(columns)), ("--slo", slo), ("--engine", engine), ("--load", f"{load:g}")]
-    typed += zip(_GIVEN, (time, seed, requests, memory, model, weights, profile), strict=True)
+    typed += zip(_GIVEN, (time, seed, requests, memory, model, weights, kv, profile), strict=True)
     typed += [*(("--device", name) for name in devices), ("--tp", tp), ("--price", _pairs(prices))]
     known, effort = None if engine is None else known_engine(engine), Effort(budget, workers, progress)
     compared = len(devices) > 1 or bool(prices)
@@ -93,8 +95,10 @@ def recommend(
     if devices or own_device(table) is not None:
         if memory is not None:
             raise UserError(f"--memory: {own_device(table)}, which the scenario names, has its own; leave it out")
-        place = place_of(table, devices, model, tp, weights, profile)
+        place = place_of(table, devices, model, tp, weights, profile, kv)
         return recommend_on_devices(without_machine(table), place, asked)
+    if kv is not None:
+        raise UserError("--kv: on a device; on a machine that was measured, K and V are as they were then")
     changes = {} if profile is None else {"machine__profile": profile}
     base = load_scenario(validated(*table), **changes)
     return _on_machine(base, asked, memory, model, weights, of_trace=trace is not None)

@@ -153,25 +153,24 @@ def why(
     source: Scenario | str | Path | Result | Validation | Comparison,
     policy: str | None = None,
     *,
-    model: str | None = None,
-    device: str | None = None,
     progress: Progress | None = None,
+    **served: Any,
 ) -> Diagnosis:
     """Diagnose what each completed request's time was spent on, and why some requests took longer.
 
     ``source``: a scenario, its name or its file, or a folder that ``kvsim compare`` wrote; it is run (again) under its
     own policy or the one given. Or a result with tables, a comparison, a validation, or a file with the output of
     ``kvsim validate --json``; the latencies of the last two are measured. For a comparison, the default policy is the
-    scenario's own or, if that was not compared, the slowest by mean end-to-end latency. ``model``, ``device``: of a
-    scenario, served by another model or on a device (``load_scenario``). Raises ``UserError``, among
-    others if fewer than ``FEWEST_REQUESTS`` requests were completed.
+    scenario's own or, if that was not compared, the slowest by mean end-to-end latency. ``served``: of a scenario, what
+    is replaced in it, such as ``model`` and ``device`` (``load_scenario``). Raises ``UserError``, among others if fewer
+    than ``FEWEST_REQUESTS`` requests were completed.
     """
     from kvsim.experiments.comparison import Comparison
     from kvsim.simulation.result import Result
     from kvsim.simulation.run import run
 
     note, policy = "", policy if policy is None else current_name(policy)
-    if (model, device) != (None, None) and str(source).endswith(".json"):
+    if served and str(source).endswith(".json"):
         raise UserError(f"{source}: --model, --device: a scenario is expected; a recorded result stays as it is")
     if isinstance(source, (str, Path)) and str(source).endswith(".json"):
         return _diagnose_file(Path(source), policy)
@@ -183,9 +182,7 @@ def why(
             policy, note = _policy_of_folder(source)
     if isinstance(source, (str, Path, Scenario)):
         name = source.name if isinstance(source, Scenario) else str(source)
-        diagnosis = diagnose(
-            run(load_scenario(source, model=model, device=device), policy, detail="tables", progress=progress), name
-        )
+        diagnosis = diagnose(run(load_scenario(source, **served), policy, detail="tables", progress=progress), name)
         return replace(diagnosis, note=note)
     if isinstance(source, Comparison):
         return _diagnose_comparison(source, policy, progress)

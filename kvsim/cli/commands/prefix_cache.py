@@ -51,7 +51,7 @@ def prefix_cache(
     from kvsim.experiments.prefix_cache import prefix_cache as study_prefixes
 
     load_plugins(plugin)
-    of = ScenarioOptions(scenario, requests=requests, skip_bad_rows=trace.skip_bad_rows)
+    of = ScenarioOptions(scenario=scenario, requests=requests, skip_bad_rows=trace.skip_bad_rows)
     loaded = of.load(_replayed(scenario, replace(trace, skip_bad_rows=False)))
     sizes = None if blocks is None else _numbers("--blocks", blocks)
     chosen = [_eviction(name) for name in eviction] if eviction else None

@@ -11,7 +11,7 @@ import typer
 from kvsim.cli import completion
 from kvsim.cli.console import answer, print_json, print_saved, warn
 from kvsim.cli.option_groups import TraceOptions, takes_groups
-from kvsim.cli.options import Json, Plots, Plugins, ProfileName, load_plugins
+from kvsim.cli.options import DeviceCacheType, Json, Plots, Plugins, ProfileName, load_plugins
 from kvsim.cli.progress import RunProgress, SweepBar
 from kvsim.errors import UserError
 from kvsim.model.storage_types import decimal_hint
@@ -57,6 +57,7 @@ class Asked:
             autocompletion=completion.recommended_engines,
         ),
     ] = None
+    kv: DeviceCacheType = None
     device: Annotated[
         list[str] | None,
         typer.Option(

@@ -96,7 +96,7 @@ class Options:
 
     def scenario_called(self, name: str) -> Scenario:
         """The scenario that is run. Raises ``UserError``."""
-        return ScenarioOptions(name, seed=self.seed, requests=self.requests).load()
+        return ScenarioOptions(scenario=name, seed=self.seed, requests=self.requests).load()
 
 
 @app.command()

@@ -9,7 +9,8 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import answer, fail, print_saved, warn
-from kvsim.cli.options import DeviceName, Json, MaxFailedOrOwn, ModelName, Plots, Plugins, Requests, Seed, load_plugins
+from kvsim.cli.option_groups import ServedOptions, takes_groups
+from kvsim.cli.options import Json, MaxFailedOrOwn, Plots, Plugins, Requests, Seed, load_plugins
 from kvsim.cli.progress import SweepBar
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@takes_groups
 def sweep(
+    of: ServedOptions,
     file: Annotated[
         str,
         typer.Argument(
@@ -34,8 +37,6 @@ def sweep(
     dask: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run on the workers of this dask scheduler instead.")
     ] = None,
-    model: ModelName = None,
-    device: DeviceName = None,
     seed: Seed = None,
     requests: Requests = None,
     show: Annotated[
@@ -65,12 +66,11 @@ def sweep(
                 workers=workers,
                 dask=dask,
                 progress=progress,
-                model=model,
-                device=device,
                 seed=seed,
                 requests=requests,
                 show=show,
                 max_failed=max_failed,
+                **of.served,
             )
     except KeyboardInterrupt:
         finished = f"{progress.done:,} of {progress.total:,} runs are kept"

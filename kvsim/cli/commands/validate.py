@@ -214,7 +214,7 @@ def _against_servers(options: Options) -> None:
     from kvsim.scenario.trace_files import is_trace, trace_scenario
 
     traffic = trace_scenario(options.name) if is_trace(options.name) else None
-    loaded = shortened(ScenarioOptions(options.name, seed=options.seed).load(traffic), options.requests)
+    loaded = shortened(ScenarioOptions(scenario=options.name, seed=options.seed).load(traffic), options.requests)
     folder = options.out / f"validate-{loaded.name}"
     try:
         with RunProgress(f"asking {servers[0].url}", 100) as progress:
@@ -279,7 +279,7 @@ def _fitted_to_engine(options: Options) -> Scenario:
     from kvsim.scenario.scenario import load_scenario
     from real_engine.llama_library import Library
 
-    loaded = ScenarioOptions(options.name, seed=options.seed).load()
+    loaded = ScenarioOptions(scenario=options.name, seed=options.seed).load()
     if is_llamacpp(options.engine):
         return adapt_scenario(loaded, Library(options.library).era, options.model)
     return loaded if options.model is None else load_scenario(loaded, model__name=absolute_model_path(options.model))

@@ -9,7 +9,8 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import answer, point_to_questions
-from kvsim.cli.options import DeviceName, Json, ModelName, Out, Plots, Plugins, Policy, load_plugins
+from kvsim.cli.option_groups import ServedOptions, takes_groups
+from kvsim.cli.options import Json, Out, Plots, Plugins, Policy, load_plugins
 from kvsim.cli.progress import RunProgress
 from kvsim.results import writable
 
@@ -17,7 +18,9 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@takes_groups
 def why(
+    of: ServedOptions,
     source: Annotated[
         str,
         typer.Argument(
@@ -27,8 +30,6 @@ def why(
         ),
     ] = "chat",
     policy: Policy = None,
-    model: ModelName = None,
-    device: DeviceName = None,
     plugin: Plugins = None,
     plots: Plots = False,
     out: Out = Path("results"),
@@ -39,7 +40,7 @@ def why(
 
     load_plugins(plugin)
     with RunProgress(source) as progress:
-        found = diagnose(source, policy, model=model, device=device, progress=progress)
+        found = diagnose(source, policy, progress=progress, **of.served)
     target = out / found.scenario if as_json else writable(out / found.scenario)
     answer(found, as_json)
     if as_json:
