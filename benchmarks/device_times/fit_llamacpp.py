@@ -40,8 +40,6 @@ LIMITS = {
     "attention_computing": (0.01, 1.0),
     "attention_layer_s": (1e-8, 1e-3),
 }
-LOOSE = 0.3
-"""How far, in logarithms, the numbers of one group of types are let from those of all, per measurement that differs."""
 
 
 class Fit:
@@ -49,78 +47,68 @@ class Fit:
 
     def __init__(self, table: pd.DataFrame):
         self.groups = sorted(table["group"].unique())
-        x0 = np.log([0.8, 0.3] * (len(self.groups) + 1) + [START[name] for name in SHARED])
-        low = np.log([0.05, 0.01] * (len(self.groups) + 1) + [LIMITS[name][0] for name in SHARED])
-        high = np.log([1.0, 1.0] * (len(self.groups) + 1) + [LIMITS[name][1] for name in SHARED])
-
+        n = len(self.groups) + 1  # The first ones are of all groups.
+        x0 = np.log([*np.tile([0.85, 0.3, 0.5], n), *(START[name] for name in SHARED)])
+        low = np.log([*np.tile([0.05, 0.01, 1e-3], n), *(LIMITS[name][0] for name in SHARED)])
+        high = np.log([*np.tile([1.0, 1.0, 100.0], n), *(LIMITS[name][1] for name in SHARED)])
         # Of some devices there are hundreds of rows, of most a few.
         often = table.groupby(["device", "phase"])["seconds"].transform("size").to_numpy()
         weight = (1 / np.sqrt(often)) / 0.1
+        seconds = np.log(table["seconds"].to_numpy())
+        loose = np.array([0.3, 0.3, 2.0])
 
         def residuals(x: np.ndarray) -> np.ndarray:
-            off = np.log(self.predict(table, x) / table["seconds"].to_numpy())
-            apart = (x[2 : 2 * len(self.groups) + 2].reshape(-1, 2) - x[:2]).ravel() / LOOSE
-            prior = (x[-len(SHARED) :] - np.log([START[name] for name in SHARED])) / 0.7
-            return np.concatenate([off * weight, apart, prior])
+            groups = x[: 3 * n].reshape(-1, 3)
+            apart = ((groups[1:] - groups[0]) / loose).ravel()
+            prior = (x[3 * n :] - x0[3 * n :]) / 0.7
+            return np.concatenate([(np.log(self.predict(table, x)) - seconds) * weight, apart, prior])
 
         self.x = least_squares(residuals, x0, bounds=(low, high), loss="soft_l1").x
 
     def predict(self, table: pd.DataFrame, x: np.ndarray | None = None) -> np.ndarray:
         """Seconds of rows."""
-        x = self.x if x is None else x
-        shared = dict(zip(SHARED, np.exp(x[-len(SHARED) :]), strict=True))
-        index = (
-            table["group"].map({group: i + 1 for i, group in enumerate(self.groups)}).fillna(0).astype(int).to_numpy()
-        )
-        reading, computing = np.exp(x[2 * index]), np.exp(x[2 * index + 1])
-        t = {
-            name: table[name].to_numpy() for name in table.columns if name.endswith("_s") or name in ("times", "layers")
-        }
-        p = shared["sharpness"]
+        x = np.exp(self.x if x is None else x)
+        shared = dict(zip(SHARED, x[-len(SHARED) :], strict=True))
+        numbers = {group: i + 1 for i, group in enumerate(self.groups)}
+        index = table["group"].map(numbers).fillna(0).astype(int).to_numpy()
+        reading, computing, unpacking = x[: -len(SHARED)].reshape(-1, 3)[index].T
+        columns = [name for name in table.columns if name.endswith("_s") or name in ("times", "layers")]
+        t = {name: table[name].to_numpy() for name in columns}
 
-        def norm(read: np.ndarray, compute: np.ndarray, order: float = p) -> np.ndarray:
-            found: np.ndarray = (read**order + compute**order) ** (1 / order)
+        def part(name: str, by: tuple[float, float], p: float) -> np.ndarray:
+            read = t[f"{name}_reading_s"] / reading / by[0] + t[f"{name}_unpacking_s"] * unpacking
+            found: np.ndarray = (read**p + (t[f"{name}_computing_s"] / computing / by[1]) ** p) ** (1 / p)
             return found
 
-        seconds = norm(t["matrices_reading_s"] / reading, t["matrices_computing_s"] / computing)
-        seconds += norm(t["head_reading_s"] / reading, t["head_computing_s"] / computing)
+        seconds = part("matrices", (1, 1), shared["sharpness"]) + part("head", (1, 1), shared["sharpness"])
+        seconds += part("experts", (shared["expert_reading"], shared["expert_computing"]), 1.0)
         moe = t["experts_reading_s"] > 0
-        by = shared["expert_reading"], shared["expert_computing"]
-        seconds += norm(t["experts_reading_s"] / reading / by[0], t["experts_computing_s"] / computing / by[1], 1.0)
-        seconds += t["layers"] * (shared["layer_s"] + moe * shared["expert_layer_s"])
-        attention = norm(
-            t["attention_reading_s"] / shared["attention_reading"],
-            t["attention_computing_s"] / shared["attention_computing"],
-            2.0,
-        )
-        found: np.ndarray = t["times"] * (seconds + t["layers"] * shared["attention_layer_s"]) + attention
+        by_layer = shared["layer_s"] + moe * shared["expert_layer_s"] + shared["attention_layer_s"]
+        read = t["attention_reading_s"] / shared["attention_reading"]
+        attention = np.hypot(read, t["attention_computing_s"] / shared["attention_computing"])
+        found: np.ndarray = t["times"] * (seconds + t["layers"] * by_layer) + attention
         return found
 
     def efficiency(self, found: dict[str, Any], source: str) -> EngineEfficiency:
         """As it is written."""
         shared = dict(zip(SHARED, np.exp(self.x[-len(SHARED) :]), strict=True))
-        both = np.exp(self.x[2 : 2 * len(self.groups) + 2]).reshape(-1, 2)
-
-        def one(reading: float, computing: float, sharpness: float, layer_s: float) -> Efficiency:
-            reading, computing, sharpness, layer_s = (
-                float(f"{v:.4g}") for v in (reading, computing, sharpness, layer_s)
-            )
-            return Efficiency(reading=reading, computing=computing, sharpness=sharpness, layer_s=layer_s)
-
+        every, *of_groups = np.exp(self.x[: -len(SHARED)]).reshape(-1, 3)
         p, by = shared["sharpness"], (shared["expert_reading"], shared["expert_computing"])
-        attention = shared["attention_reading"], shared["attention_computing"], 2.0
+        attention = (shared["attention_reading"], shared["attention_computing"], 2.0, 0.0, shared["attention_layer_s"])
+        groups = list(zip(self.groups, of_groups, strict=True))
         return EngineEfficiency(
-            matrices={g: one(r, c, p, shared["layer_s"]) for g, (r, c) in zip(self.groups, both, strict=True)},
-            experts={
-                g: one(r * by[0], c * by[1], 1.0, shared["expert_layer_s"])
-                for g, (r, c) in zip(self.groups, both, strict=True)
-            },
-            head=one(*np.exp(self.x[:2]), p, 0.0),
-            decode=one(*attention, shared["attention_layer_s"]),
-            prompt=one(*attention, shared["attention_layer_s"]),
+            matrices={g: _one(r, c, p, u, shared["layer_s"]) for g, (r, c, u) in groups},
+            experts={g: _one(r * by[0], c * by[1], 1.0, u, shared["expert_layer_s"]) for g, (r, c, u) in groups},
+            head=_one(every[0], every[1], p, every[2], 0.0),
+            decode=_one(*attention),
+            prompt=_one(*attention),
             errors=found,
             source=source,
         )
+
+
+def _one(*values: float) -> Efficiency:
+    return Efficiency(**dict(zip(Efficiency.model_fields, (float(f"{v:.4g}") for v in values), strict=True)))
 
 
 def left_out(table: pd.DataFrame) -> pd.DataFrame:

@@ -30,9 +30,14 @@ def fit(rows: pd.DataFrame) -> Efficiency:
 
 
 def errors(found: pd.DataFrame) -> Errors:
-    """The errors of rows with phase (decode or prompt), seconds and predicted."""
-    off = (found["predicted"] / found["seconds"] - 1).abs()
-    by = {phase: off[found["phase"] == phase] for phase in ("decode", "prompt")}
-    numbers = {f"{phase}_median": float(own.median()) for phase, own in by.items()}
-    numbers |= {f"{phase}_p90": float(own.quantile(0.9)) for phase, own in by.items()}
-    return Errors(passes=len(off), **{name: round(value, 3) for name, value in numbers.items()})
+    """The errors of rows with device, phase (decode or prompt), seconds and predicted; each device counts alike."""
+    numbers = {}
+    for phase in ("decode", "prompt"):
+        own = found[found["phase"] == phase]
+        off = (own["predicted"] / own["seconds"] - 1).abs().to_numpy()
+        weight = 1 / own.groupby("device")["seconds"].transform("size").to_numpy()
+        order = np.argsort(off)
+        reached = np.cumsum(weight[order]) / weight.sum()
+        for name, share in (("median", 0.5), ("p90", 0.9)):
+            numbers[f"{phase}_{name}"] = round(float(off[order][np.searchsorted(reached, share)]), 3)
+    return Errors(passes=len(found), **numbers)

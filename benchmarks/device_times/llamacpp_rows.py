@@ -16,7 +16,7 @@ import pandas as pd
 
 from kvsim.costs.devices import Device, device_named
 from kvsim.costs.efficiency import storage_group
-from kvsim.costs.physics import PassPhysics
+from kvsim.costs.physics import Need, PassPhysics
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.memory_shapes import memory_shape
 
@@ -86,10 +86,13 @@ class BenchPass(NamedTuple):
     layers: int
     matrices_reading_s: float
     matrices_computing_s: float
+    matrices_unpacking_s: float
     experts_reading_s: float
     experts_computing_s: float
+    experts_unpacking_s: float
     head_reading_s: float
     head_computing_s: float
+    head_unpacking_s: float
     attention_reading_s: float
     attention_computing_s: float
     seconds: float
@@ -142,7 +145,8 @@ def _pass(
 ) -> BenchPass:
     shape = physics.shape
     matrices, experts = physics.matrices(tokens), physics.experts(tokens)
-    head = physics.head(sequences if phase == "decode" else 0)
+    # Of a prompt, one row of logits at most is computed.
+    head = physics.head(sequences) if phase == "decode" else Need(np.float64(0), np.float64(0))
     attention = physics.decode(sequences, seen) if phase == "decode" else physics.prompt(tokens, seen)
     make = "nvidia" if physics.device.kind in ("datacentre", "consumer") else physics.device.kind
     return BenchPass(
@@ -153,12 +157,14 @@ def _pass(
         phase,
         times,
         shape.n_layers,
-        *(scale * float(matrices.reading_s), float(matrices.computing_s)),
-        *(scale * float(experts.reading_s), float(experts.computing_s)),
-        *((scale * float(head.reading_s), float(head.computing_s)) if phase == "decode" else (0.0, 0.0)),
+        *(value for need in (matrices, experts, head) for value in _seconds(need, scale)),
         *(times * float(attention.reading_s), times * float(attention.computing_s)),
         seconds,
     )
+
+
+def _seconds(need: Need, scale: float) -> tuple[float, float, float]:
+    return scale * float(need.reading_s), float(need.computing_s), float(need.unpacking_s)
 
 
 def _physics(row: Any) -> tuple[PassPhysics | None, float]:

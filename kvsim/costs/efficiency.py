@@ -34,13 +34,16 @@ class Efficiency(Record):
     sharpness: Annotated[float, Field(ge=1, le=100)] = 2.0
     """How well reading and computing overlap: the part takes the norm of this order of both, which is their sum at 1
     and the longer of the two at infinity."""
+    unpacking: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    """Operations for each weight that is read, by the device's rate in 16 bits, besides those of products."""
     layer_s: Seconds = 0.0
     """What each layer takes whatever is read or computed: launches of kernels."""
 
     def seconds(self, need: Need, layers: int) -> FloatArray:
         """Seconds of the part in all layers."""
         p = self.sharpness
-        both = (need.reading_s / self.reading) ** p + (need.computing_s / self.computing) ** p
+        read = need.reading_s / self.reading + need.unpacking_s * self.unpacking
+        both = read**p + (need.computing_s / self.computing) ** p
         found: FloatArray = both ** (1 / p) + layers * self.layer_s
         return found
 

@@ -6,7 +6,7 @@ of a device from below, and carry tables beyond what was measured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,6 +22,9 @@ class Need:
 
     reading_s: FloatArray
     computing_s: FloatArray
+    unpacking_s: FloatArray | float = 0.0
+    """Seconds of one operation for each weight that is read, which is what unpacking costs some engines; it is no
+    bound, since engines may keep to what is stored."""
 
     @property
     def least_s(self) -> FloatArray:
@@ -47,7 +50,8 @@ class PassPhysics:
     def matrices(self, tokens: ArrayLike) -> Need:
         """The matrices that every token is multiplied with."""
         n, own = np.asarray(tokens, dtype=float), self.shape.matrices
-        return self._need(np.full_like(n, own.bytes(self.weights)), 2 * own.numbers * n, self.weights)
+        need = self._need(np.full_like(n, own.bytes(self.weights)), 2 * own.numbers * n, self.weights)
+        return replace(need, unpacking_s=self._unpacking_s(np.full_like(n, own.numbers)))
 
     def experts(self, tokens: ArrayLike) -> Need:
         """The experts that tokens choose, which are taken to choose evenly."""
@@ -56,13 +60,16 @@ class PassPhysics:
             return Need(np.zeros_like(n), np.zeros_like(n))
         share = self.shape.experts_per_token / self.shape.n_experts
         kind = self.weights if own.kind == "default" else own.kind
-        return self._need(own.bytes(self.weights) * (1 - (1 - share) ** n), 2 * own.numbers * share * n, kind)
+        touched = 1 - (1 - share) ** n
+        need = self._need(own.bytes(self.weights) * touched, 2 * own.numbers * share * n, kind)
+        return replace(need, unpacking_s=self._unpacking_s(own.numbers * touched))
 
     def head(self, sequences: ArrayLike) -> Need:
         """The language-model head; vLLM keeps it in 16 bits, GGUF files have it like the rest, unless they say."""
         n, own = np.asarray(sequences, dtype=float), self.shape.head
         kind = self.weights if self.engine == "llamacpp" else "bf16"
-        return self._need(np.full_like(n, own.bytes(kind)), 2 * own.numbers * n, kind)
+        need = self._need(np.full_like(n, own.bytes(kind)), 2 * own.numbers * n, kind)
+        return replace(need, unpacking_s=self._unpacking_s(np.full_like(n, own.numbers)))
 
     def decode(self, sequences: ArrayLike, cells: ArrayLike) -> Need:
         """Attention of sequences that decode, each over ``cells`` cells."""
@@ -101,6 +108,9 @@ class PassPhysics:
     def _score_operations(self) -> float:
         """Operations for a token to look at one cell in all layers: a product with K and one with V for each head."""
         return sum(2 * self.shape.n_heads * group.layers * group.multiplied for group in self.shape.groups)
+
+    def _unpacking_s(self, numbers: FloatArray) -> FloatArray:
+        return numbers / (self.device.tflops * 1e12 * self.tp)
 
     def _need(self, read: FloatArray, operations: FloatArray, kind: str) -> Need:
         rate = self.device.bandwidth_gb_s * 1e9 * self.tp
