@@ -25,7 +25,7 @@ import simpy
 from pydantic import Field
 
 from benchmarks.sampling import sampled
-from kvsim.costs.profile import load_profile
+from kvsim.costs.load_profile import load_profile
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.arrivals import Process
 from kvsim.simulation.backend import SimulatedBackend

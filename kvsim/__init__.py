@@ -24,10 +24,10 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
     from kvsim.advice.workload_fit.request_source import fit_workload as fit_workload
     from kvsim.calibration.run import Calibration as Calibration
     from kvsim.calibration.run import calibrate as calibrate
+    from kvsim.costs.load_profile import load_profile as load_profile
     from kvsim.costs.memory_plan import Plan as Plan
     from kvsim.costs.memory_plan import plan as plan
     from kvsim.costs.profile import Profile as Profile
-    from kvsim.costs.profile import load_profile as load_profile
     from kvsim.engines.live.engine_recording import Recording as Recording
     from kvsim.engines.live.engine_recording import record as record
     from kvsim.engines.live.engine_validation import Validation as Validation
@@ -82,7 +82,8 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "kvsim.advice.why.diagnosis": ("Diagnosis", "why"),
     "kvsim.advice.workload_fit.fit": ("WorkloadFit",),
     "kvsim.calibration.run": ("Calibration", "calibrate"),
-    "kvsim.costs.profile": ("Profile", "load_profile"),
+    "kvsim.costs.load_profile": ("load_profile",),
+    "kvsim.costs.profile": ("Profile",),
     "kvsim.engines.recordings.validation": ("RecordedValidation", "validate_recorded"),
     "kvsim.engines.live.engine_recording": ("Recording", "record"),
     "kvsim.engines.live.engine_validation": ("Validation", "validate"),

@@ -12,7 +12,7 @@ import numpy as np
 
 import kvsim
 from benchmarks.reproduced.finding import SEEDS, Finding, mean, measured, ratio
-from kvsim.costs.profile import load_profile
+from kvsim.costs.load_profile import load_profile
 from kvsim.experiments.estimates import Interval
 from policies import CacheConfig, Chunk, SequencePlan, available
 from policies.cells.token_ranks import DrawnAttention

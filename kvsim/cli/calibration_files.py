@@ -66,7 +66,7 @@ class CalibrationFiles:
 
     def take_refused(self, wanted: Callable[[Profile], bool]) -> Profile | None:
         """Save a profile that was refused, if it is the one that is wanted; None if there is none."""
-        from kvsim.costs.profile import load_profile
+        from kvsim.costs.load_profile import load_profile
 
         if not self.refused.exists():
             return None

@@ -59,7 +59,7 @@ def profile_for(asked: ServerAsked, seconds: float, progress: RunProgress) -> Pr
 
 def _saved_here(server: LiveServer) -> Profile | None:
     """The latest profile of a server among the files ``*.profile.json`` of this folder; None if there is none."""
-    from kvsim.costs.profile import load_profile
+    from kvsim.costs.load_profile import load_profile
 
     for path in sorted(Path().glob("*.profile.json"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:

@@ -12,8 +12,9 @@ from platformdirs import user_data_path
 from kvsim.costs.devices import device_named, devices
 from kvsim.costs.efficiency import engine_kind
 from kvsim.costs.estimate import Estimate
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.memory_settings import Engine
-from kvsim.costs.profile import Profile, load_profile
+from kvsim.costs.profile import Profile
 from kvsim.costs.shipped import shipped_names
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.engine_shapes import Storage

@@ -18,11 +18,14 @@ from kvsim.costs.efficiency import EngineEfficiency, efficiencies, storage_group
 from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
 from kvsim.costs.pass_tables import Grid, Line, PassTables
 from kvsim.costs.physics import PassPhysics
-from kvsim.costs.profile import ESTIMATE, CopyCost, Profile, Range, Source, exactly
+from kvsim.costs.profile import CopyCost, Profile, Range, Source, exactly
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
 from kvsim.model.memory_shapes import memory_shape
+
+ESTIMATE = "estimate:"
+"""How the names of estimated profiles begin."""
 
 _TOKENS = tuple(sorted({round(2 ** (i / 4)) for i in range(65)}))
 """Tokens of the entries of tables: 1 to 65,536."""

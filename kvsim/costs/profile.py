@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, Field, ValidationError, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from kvsim.costs.efficiency import Errors
 from kvsim.costs.pass_tables import PassTables
 from kvsim.costs.records import Record, Seconds
-from kvsim.costs.shipped import is_shipped, shipped_file, shipped_names
-from kvsim.errors import UserError, choices, no_such
+from kvsim.errors import UserError, no_such
 from kvsim.model.engine_shapes import SHAPES, Storage, is_engine_model
 from kvsim.model.memory_shapes import shape_name
 from policies import Kernel, engine_of
-
-ESTIMATE = "estimate:"
-"""How the names of estimated profiles begin."""
 
 FORMAT = 3
 """Version of the profile file."""
@@ -485,47 +480,9 @@ class Profile(Fit):
         new.replace(path)
 
 
-def _of_device_before_tables(text: str) -> bool:
-    """Whether a file is the profile of a device as it was before devices had tables."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and found.get("device") is not None and "tables" not in found
-
-
 def _on_one_line(found: re.Match[str]) -> str:
     """A list of numbers, which tables have thousands of."""
     return f"[{' '.join(found[1].split())}]"
-
-
-def load_profile(name: str, folder: Path = Path()) -> Profile:
-    """A shipped profile by name, one from a file, or an estimate by its name. Raises ``UserError``."""
-    if name.startswith(ESTIMATE):
-        from kvsim.costs.estimate import Estimate
-
-        return Estimate.named(name).profile()
-    try:
-        if is_shipped(name):
-            text = shipped_file(name).read_text(encoding="utf-8")
-        else:
-            text = (folder / Path(name).expanduser()).read_text(encoding="utf-8")
-    except (OSError, ValueError, RuntimeError):
-        raise UserError(f"{name}: no such file, and not a shipped profile; {choices(name, shipped_names())}") from None
-    try:
-        profile = Profile.model_validate_json(text)
-    except ValidationError as e:
-        if _of_device_before_tables(text):
-            raise UserError(f"{name}: an earlier version made this profile of a device; make it again") from None
-        first = e.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        said = first["msg"].removeprefix("Value error, ")
-        if first["type"] != "value_error":
-            said = f"{where or 'file'}: {said.lower()}"
-        raise UserError(f"{name}: not a machine profile: {said}") from None
-    if profile.format != FORMAT:
-        raise UserError(f"{name}: profile format {profile.format}; this version reads format {FORMAT}")
-    return profile
 
 
 def how_to_get_times(model: str, profile: Profile, policy: str = "") -> str:

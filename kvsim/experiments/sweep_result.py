@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.costs.profile import load_profile
+from kvsim.costs.load_profile import load_profile
 from kvsim.errors import UserError, counted
 from kvsim.experiments.conclusions import conclude_sweep
 from kvsim.experiments.estimates import LEVEL, check_precision, replication_interval

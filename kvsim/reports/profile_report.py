@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvsim.costs.device_profiles import device_profiles
-from kvsim.costs.profile import INFERRED_ATTENTION, INFERRED_MOVES, Profile, load_profile
+from kvsim.costs.load_profile import load_profile
+from kvsim.costs.profile import INFERRED_ATTENTION, INFERRED_MOVES, Profile
 from kvsim.costs.shipped import shipped_names
 from kvsim.errors import counted
 from kvsim.reports.formats import seconds, share, whole

@@ -12,7 +12,8 @@ from pathlib import Path
 import simpy
 
 from kvsim.costs.cost_model import CostModel, HostLink
-from kvsim.costs.profile import Profile, load_profile
+from kvsim.costs.load_profile import load_profile
+from kvsim.costs.profile import Profile
 from kvsim.errors import Divergence, NoTimes, UserError, no_such
 from kvsim.scenario import server_defaults
 from kvsim.scenario.assumptions import assumptions

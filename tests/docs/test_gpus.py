@@ -3,8 +3,8 @@
 import re
 
 from kvsim.costs.device_profiles import device_profiles
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_price import PassPrice
-from kvsim.costs.profile import load_profile
 from kvsim.costs.shipped import is_shipped
 from policies import Group
 from policies.placement.rule import PassReads

@@ -16,9 +16,9 @@ from kvsim.advice.recommend.slo import Slo
 from kvsim.advice.recommend.trials import TrialRun, run_trial
 from kvsim.costs.device_profiles import find_device_profile
 from kvsim.costs.devices import device_named
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.memory_plan import default_cells, llamacpp_cells, plan
 from kvsim.costs.memory_settings import Engine
-from kvsim.costs.profile import load_profile
 from kvsim.errors import NoTimes, UserError
 from kvsim.experiments.traffic import OfferedLoad, Traffic, read_traffic
 from kvsim.model.attention_groups import MemoryShape
@@ -223,7 +223,7 @@ def _on_device(
 ) -> Recommendation | MemoryAnswer:
     """The answer for one device. Raises ``UserError``, among others if the model does not fit into its memory."""
     tp, weights = place.tensor_parallel, place.weights
-    engine = _engine(device, place, traffic.scenario, q)
+    engine = _engine(device, place, q)
     # Raises ``UserError``, with what would fit, if the model does not: its times would be of no use.
     if engine == "vllm":
         least = {"server__slots": _LEAST_SLOTS, "server__n_batch": _LEAST_BATCH}
@@ -264,13 +264,15 @@ def _on_device(
     return find_settings(fields, shape, weights, q.effort)
 
 
-def _engine(device: str, place: Place, scenario: Scenario, q: Asked) -> Engine:
-    """The engine on a device: the one that was asked for, if it was one, or that of what is served there."""
+def _engine(device: str, place: Place, q: Asked) -> Engine:
+    """The engine on a device: the one that was asked for, if it was one, or that of what is served there.
+
+    The scheduler and policy of a scenario count as little as its sizes: they are what is searched for.
+    """
     if q.engine in get_args(Engine):
         found: Engine = get_args(Engine)[get_args(Engine).index(q.engine)]
         return found
-    stated = scenario.model_dump(exclude_unset=True, include={"server", "cache"})
-    return engine_on(stated, device, place.model, place.weights)
+    return engine_on({}, device, place.model, place.weights)
 
 
 def _served_at_largest(found: Recommendation) -> OfferedLoad | None:

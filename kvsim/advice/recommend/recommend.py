@@ -22,8 +22,8 @@ from kvsim.advice.recommend.on_devices import (
 from kvsim.advice.recommend.recommendation import Recommendation
 from kvsim.advice.recommend.search import Effort, RecommendProgress, SearchBudget, find_settings
 from kvsim.advice.recommend.slo import read_slo
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.memory_plan import plan
-from kvsim.costs.profile import load_profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import read_traffic
 from kvsim.model.engine_shapes import Storage

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.advice.recommend.early_miss import MissWatch
 from kvsim.advice.recommend.slo import LATENCY_MEASURES, Slo
-from kvsim.costs.profile import Profile, load_profile
+from kvsim.costs.load_profile import load_profile
+from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import InMemoryRequests, InMemoryScenario, Traffic
 from kvsim.scenario.scenario import Scenario

@@ -13,7 +13,8 @@ from kvsim.calibration.published.imports import host_of
 from kvsim.calibration.published.package import PackageModel, ask, package_parts, package_passes
 from kvsim.calibration.published.sampling import PASSES
 from kvsim.calibration.published.table_making import TestedParts
-from kvsim.costs.profile import Host, load_profile
+from kvsim.costs.load_profile import load_profile
+from kvsim.costs.profile import Host
 from kvsim.errors import UserError
 from kvsim.experiments.fingerprint import code_version, digest_of
 

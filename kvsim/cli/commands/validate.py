@@ -286,7 +286,7 @@ def _fitted_to_engine(options: Options) -> Scenario:
 
 
 def _given_profile(options: Options) -> Profile:
-    from kvsim.costs.profile import load_profile
+    from kvsim.costs.load_profile import load_profile
 
     assert options.profile is not None
     given, threads = load_profile(options.profile), options.threads

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-from kvsim.costs.profile import Profile, load_profile
+from kvsim.costs.load_profile import load_profile
+from kvsim.costs.profile import Profile
 from kvsim.engines.live.address import Address
 from kvsim.engines.live.recorded_meta import Asking
 from kvsim.engines.live.server_recording import LiveRecording, record_server

@@ -14,8 +14,9 @@ import numpy as np
 from kvsim.calibration.server_fit import server_profile
 from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import recorded_device
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_layout import Sample
-from kvsim.costs.profile import Coefficient, Profile, load_profile, same_model
+from kvsim.costs.profile import Coefficient, Profile, same_model
 from kvsim.costs.shipped import is_shipped
 from kvsim.costs.step_fit import LEAST_STEPS
 from kvsim.engines.recordings.recorded_server import RecordedServer

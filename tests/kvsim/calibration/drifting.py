@@ -8,7 +8,7 @@ from kvsim.calibration.numpy_engine import draw_trials, reference_passes_on, ser
 from kvsim.calibration.subject import passes_in
 from kvsim.calibration.trials import CELLS
 from kvsim.costs.cost_model import CostModel
-from kvsim.costs.profile import load_profile
+from kvsim.costs.load_profile import load_profile
 from kvsim.simulation.backend import PassByPass
 from policies import Group, Kernel
 from policies.placement.rule import PassReads

@@ -8,8 +8,8 @@ from kvsim.calibration.run import measure
 from kvsim.calibration.trials import CELLS, Trial, medians
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.fitting import HostCopySample, MoveSample, ShiftSample, digest, fit
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_layout import Sample
-from kvsim.costs.profile import load_profile
 from policies import Group, HostCopy, Transfer
 from real_engine import Engine, load_model
 from tests.kvsim.calibration.drifting import TRUTH, DriftingClock, DriftingSubject

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kvsim.costs.cost_model import CostModel
-from kvsim.costs.profile import Coefficient, load_profile
+from kvsim.costs.load_profile import load_profile
+from kvsim.costs.profile import Coefficient
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kvsim.costs.device_profiles import device_profiles, find_device_profile, profile_name
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.physics import PassPhysics
-from kvsim.costs.profile import load_profile
 from kvsim.costs.shipped import is_shipped
 from kvsim.model.memory_shapes import memory_shape
 

@@ -9,9 +9,9 @@ from kvsim.costs.device_profiles import find_device_profile, find_profile
 from kvsim.costs.devices import devices
 from kvsim.costs.efficiency import efficiencies
 from kvsim.costs.estimate import Estimate
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.physics import PassPhysics
-from kvsim.costs.profile import load_profile
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import memory_shape, model_names
 from policies import Group

@@ -12,9 +12,10 @@ from scipy.interpolate import RegularGridInterpolator
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.device_profiles import device_profiles
 from kvsim.costs.devices import device_named
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.physics import PassPhysics
-from kvsim.costs.profile import Profile, load_profile
+from kvsim.costs.profile import Profile
 from kvsim.costs.shipped import is_shipped
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import memory_shape

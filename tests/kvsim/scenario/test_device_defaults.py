@@ -96,7 +96,7 @@ def test_what_is_wrong_takes_one_line(model, device, said):
 
 
 def test_a_profile_of_one_s_own_is_found_by_its_name(tmp_path, monkeypatch):
-    from kvsim.costs.profile import load_profile
+    from kvsim.costs.load_profile import load_profile
 
     monkeypatch.setenv("KVSIM_PROFILES", str(tmp_path))
     own = load_profile("h100_sxm-llama-3.1-8b").model_copy(update={"name": "h100_sxm-qwen3-8b", "model": "qwen3-8b"})
@@ -162,7 +162,7 @@ CONFIG |= {"intermediate_size": 8192, "vocab_size": 32000, "max_position_embeddi
 @pytest.mark.parametrize("model", ["mine", "./mine/", "mine/config.json", "other.json"])
 def test_a_model_of_a_file_is_served_by_its_profile_however_it_is_written(model, tmp_path, monkeypatch):
     from kvsim import run
-    from kvsim.costs.profile import load_profile
+    from kvsim.costs.load_profile import load_profile
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KVSIM_PROFILES", str(tmp_path / "profiles"))

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from kvsim.costs.profile import load_profile
+from kvsim.costs.load_profile import load_profile
 from kvsim.errors import Livelock, UserError
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend

@@ -10,7 +10,8 @@ from rich.console import Console
 import kvsim
 from kvsim.cli.console import draw_report
 from kvsim.costs.cost_model import CostModel
-from kvsim.costs.profile import Coefficient, HostCopyCost, load_profile
+from kvsim.costs.load_profile import load_profile
+from kvsim.costs.profile import Coefficient, HostCopyCost
 from kvsim.reports.comparison_report import _caches
 from kvsim.reports.report import SnapshotStrip, report_of
 from kvsim.simulation.run import run

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from kvsim.costs.profile import load_profile
+from kvsim.costs.load_profile import load_profile
 from tests.real_engine.vllm_server.conftest import BLOCK_SIZE, BLOCKS, SEATS
 from tests.real_engine.vllm_server.model import CONTEXT
 from tests.worlds import command

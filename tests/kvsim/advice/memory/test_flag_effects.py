@@ -9,8 +9,8 @@ from kvsim.advice.memory.engine_flags import flags_dict, llamacpp_flags
 from kvsim.advice.memory.flag_effects import Effect, effect_lines, effects, kv_bytes
 from kvsim.advice.memory.scenario_memory import plan_scenario
 from kvsim.advice.recommend.candidates import build_search_space
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.memory_plan import plan
-from kvsim.costs.profile import load_profile
 from kvsim.experiments.traffic import TrafficSummary
 from kvsim.model.memory_shapes import memory_shape
 

@@ -27,7 +27,7 @@ from kvsim.advice.recommend.trials import (
     most_doublings,
     run_trial,
 )
-from kvsim.costs.profile import load_profile
+from kvsim.costs.load_profile import load_profile
 from kvsim.experiments.traffic import TrafficSummary, read_traffic
 from kvsim.model.memory_shapes import memory_shape
 from policies import available

@@ -18,7 +18,7 @@ from kvsim.advice.why.contrast import CAUSES, blame, contrast_of, difference_int
 from kvsim.advice.why.diagnosis import FEWEST_REQUESTS, diagnose, why
 from kvsim.advice.why.remedies import FAILURES, REMEDIES
 from kvsim.cli.console import draw_report
-from kvsim.costs.profile import load_profile
+from kvsim.costs.load_profile import load_profile
 from kvsim.errors import Livelock
 from kvsim.reports.diagnosis_report import contrast_table
 from kvsim.reports.report import Report, Section

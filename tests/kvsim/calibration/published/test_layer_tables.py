@@ -5,8 +5,8 @@ import pytest
 
 from kvsim.calibration.published.imports import ImportOptions, import_tables
 from kvsim.calibration.published.layer_tables import Link, read_layer_tables
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_price import PassPrice
-from kvsim.costs.profile import load_profile
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import memory_shape
 from policies import Group

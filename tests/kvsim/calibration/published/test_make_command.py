@@ -7,7 +7,7 @@ import pytest
 
 from kvsim.calibration.published.make import make_profile
 from kvsim.costs.device_profiles import find_device_profile
-from kvsim.costs.profile import load_profile
+from kvsim.costs.load_profile import load_profile
 from tests.kvsim.cli.answers import complaint, succeeded
 from tests.worlds import command
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvsim.costs.cost_model import CostModel
-from kvsim.costs.profile import load_profile
+from kvsim.costs.load_profile import load_profile
 from kvsim.engines.live.address import Address
 from kvsim.engines.live.calibration import calibrate_server
 from kvsim.engines.live.load_measurement import is_busy

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from kvsim.costs.profile import load_profile
+from kvsim.costs.load_profile import load_profile
 from kvsim.engines.live.engine_validation import validate
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario

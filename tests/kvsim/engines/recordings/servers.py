@@ -2,7 +2,7 @@
 
 import json
 
-from kvsim.costs.profile import load_profile
+from kvsim.costs.load_profile import load_profile
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.run import run
 

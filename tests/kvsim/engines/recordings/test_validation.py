@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import kvsim
-from kvsim.costs.profile import load_profile
+from kvsim.costs.load_profile import load_profile
 from kvsim.engines.recordings.recorded_server import read_recorded_server
 from kvsim.engines.recordings.validation import validate_recorded
 from kvsim.engines.recordings.vllm_scenario import replay_scenario, vllm_behaviour

@@ -1,0 +1,49 @@
+"""Profiles by name: those that ship, those in files, and estimates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from kvsim.costs.estimate import ESTIMATE, Estimate
+from kvsim.costs.profile import FORMAT, Profile
+from kvsim.costs.shipped import is_shipped, shipped_file, shipped_names
+from kvsim.errors import UserError, choices
+
+
+def load_profile(name: str, folder: Path = Path()) -> Profile:
+    """A shipped profile by name, one from a file, or an estimate by its name. Raises ``UserError``."""
+    if name.startswith(ESTIMATE):
+        return Estimate.named(name).profile()
+    try:
+        if is_shipped(name):
+            text = shipped_file(name).read_text(encoding="utf-8")
+        else:
+            text = (folder / Path(name).expanduser()).read_text(encoding="utf-8")
+    except (OSError, ValueError, RuntimeError):
+        raise UserError(f"{name}: no such file, and not a shipped profile; {choices(name, shipped_names())}") from None
+    try:
+        profile = Profile.model_validate_json(text)
+    except ValidationError as e:
+        if _of_device_before_tables(text):
+            raise UserError(f"{name}: an earlier version made this profile of a device; make it again") from None
+        first = e.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        said = first["msg"].removeprefix("Value error, ")
+        if first["type"] != "value_error":
+            said = f"{where or 'file'}: {said.lower()}"
+        raise UserError(f"{name}: not a machine profile: {said}") from None
+    if profile.format != FORMAT:
+        raise UserError(f"{name}: profile format {profile.format}; this version reads format {FORMAT}")
+    return profile
+
+
+def _of_device_before_tables(text: str) -> bool:
+    """Whether a file is the profile of a device as it was before devices had tables."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("device") is not None and "tables" not in found
