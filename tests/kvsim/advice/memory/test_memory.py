@@ -143,12 +143,13 @@ def test_activations_by_hand():
     assert activations(shape, 3, 1, 10) == 4 * (3 * (residual + qkv + attended + ffn + scores) + 100)
 
 
-@pytest.mark.slow
-def test_remedies_apply_in_their_order_each_once():
+def test_remedies_apply_in_their_order_each_once(monkeypatch):
+    monkeypatch.setattr(sys.modules["kvsim.advice.memory.set_ups"], "measure", lambda setup: setup)
     chosen = ["int8", "paged-cache", "int8", "growing-cache", "f16"]
     report = kvsim.memory("tiny", chosen, slots=1, context=32, tokens=16)
     setups = report.setups
-    assert list(setups) == list(report.footprints) == ["naive", "+ int8", "+ paged-cache", "+ growing-cache", "+ f16"]
+    assert setups == report.footprints
+    assert list(setups) == ["naive", "+ int8", "+ paged-cache", "+ growing-cache", "+ f16"]
     assert [s.weights for s in setups.values()] == ["f32", "int8", "int8", "int8", "f16"]
     assert [s.cache for s in setups.values()] == ["reserved", "reserved", "paged", "growing", "growing"]
     assert all(s.twice and s.huge_pages and s.buffers == "repeated" for s in setups.values())
@@ -171,7 +172,7 @@ def test_a_mapped_file(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)
 def test_a_real_model_is_within_a_tenth_of_its_need():
-    f = measure(SetUp("smollm2", weights="mapped", tokens=64))
+    f = measure(SetUp("smollm2", weights="mapped", slots=1, tokens=8))
     assert f.ratio < 1.08
     assert f.readings[-1].model_file >= f.needed.weights
     # How much of the file is mapped at once is the kernel's affair; none of it may be copied into memory of our own.
