@@ -50,7 +50,6 @@ $(SMOLLM2): $(STAMP)
 	@touch $@
 
 # llama.cpp, from source: minutes each. What else its package needs is there, but for diskcache.
-COMPILE := CMAKE_ARGS="-DLLAVA_BUILD=OFF $$CMAKE_ARGS" $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
 FAILED = { echo "llama-cpp-python $(1) could not be had: it is compiled from source, which takes the network, a C and a C++ compiler; pip says above what failed"; exit 1; }
 
 # CMake and Ninja come as packages, so that none need be on the machine; they stay, since what they compile is added to.
@@ -83,10 +82,11 @@ $(LLAMA_BUILD)/.server-$(LLAMA_NOW): | $(LLAMA) $(LLAMA_SOURCE)/.unpacked
 	} >$(LLAMA_BUILD)/build.log 2>&1 || { tail -n 20 $(LLAMA_BUILD)/build.log; echo "llama-server could not be compiled; $(LLAMA_BUILD)/build.log says why"; exit 1; }
 	@touch $@
 
+# Of llama.cpp only the library: this version would compile its tools' code too, which nothing uses.
 $(LLAMA_EARLY)/.installed: | $(LLAMA)
 	@echo "compiling llama-cpp-python $(EARLY), some minutes"
 	@rm -rf $(LLAMA_EARLY)
-	@$(COMPILE) --target $(LLAMA_EARLY) llama-cpp-python==$(EARLY) || $(call FAILED,$(EARLY))
+	@PATH="$(TOOLS):$$PATH" CMAKE_ARGS="-DLLAVA_BUILD=OFF $$CMAKE_ARGS" $(TOOLS_PIP) install --no-deps --no-build-isolation --config-settings build.targets=llama --target $(LLAMA_EARLY) llama-cpp-python==$(EARLY) || $(call FAILED,$(EARLY))
 	@touch $@
 
 run: core  ## compare the policies on the built-in scenario
@@ -123,10 +123,10 @@ LOADED = $(BIN)/python -c "import sys; from real_engine.llama_library import Lib
 
 test-llama: setup $(SMOLLM2) $(LLAMA) $(LLAMA_EARLY)/.installed $(LLAMA_BUILD)/.server-$(LLAMA_NOW)  ## compile two versions of llama.cpp and llama-server, and test against them
 	@$(LOADED)
-	env -u KVSIM_LLAMA_CPP $(BIN)/python -m pytest tests/real_engine/llamacpp
+	env -u KVSIM_LLAMA_CPP $(PYTEST) tests/real_engine/llamacpp
 	@$(LOADED) $(LLAMA_EARLY)
-	KVSIM_LLAMA_CPP=$(LLAMA_EARLY) $(BIN)/python -m pytest tests/real_engine/llamacpp
-	KVSIM_LLAMA_SERVER=$(LLAMA_SERVER) $(BIN)/python -m pytest tests/real_engine/llama_server
+	KVSIM_LLAMA_CPP=$(LLAMA_EARLY) $(PYTEST) tests/real_engine/llamacpp
+	KVSIM_LLAMA_SERVER=$(LLAMA_SERVER) $(PYTEST) tests/real_engine/llama_server
 
 # Linux on x86-64 or ARM; both at once, so that their versions fit. Then what is built for GPUs goes.
 VLLM_PIP := $(VLLM)/bin/pip --quiet --disable-pip-version-check
