@@ -75,7 +75,7 @@ def noisy(tmp_path, monkeypatch):
 
 
 def test_a_refused_profile_is_kept_apart_and_can_be_used_or_saved_after_the_fact(noisy, tmp_path):
-    refused = command("calibrate", "--seconds", "20")
+    refused = command("calibrate", "--seconds", "5")
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
     assert line.startswith("kvsim: not saved as tiny.profile.json: the median held-out error is ")
@@ -88,7 +88,7 @@ def test_a_refused_profile_is_kept_apart_and_can_be_used_or_saved_after_the_fact
     assert used.returncode == 0
     assert "profile tiny was refused when it was measured: the median held-out error is" in used.stderr
 
-    saved = command("calibrate", "--seconds", "20", "--force")
+    saved = command("calibrate", "--seconds", "5", "--force")
     assert saved.returncode == 0, saved.stderr
     assert saved.stdout.startswith("Saved tiny.profile.json, as it was measured before.")
     assert len(noisy) == 1, "nothing was measured anew"
@@ -98,15 +98,15 @@ def test_a_refused_profile_is_kept_apart_and_can_be_used_or_saved_after_the_fact
 
 
 def test_a_refused_profile_of_something_else_is_not_taken(noisy, tmp_path):
-    assert command("calibrate", "--seconds", "20").returncode == 1
-    other = command("calibrate", "--seconds", "20", "--force", "--cache-type-k", "f16", "--json")
+    assert command("calibrate", "--seconds", "5").returncode == 1
+    other = command("calibrate", "--seconds", "5", "--force", "--cache-type-k", "f16", "--json")
     assert other.returncode == 0, other.stderr
     assert len(noisy) == 2
 
 
 def test_calibrating_again_after_a_refusal_measures_on(noisy):
-    assert command("calibrate", "--seconds", "20").returncode == 1
-    again = command("calibrate", "--seconds", "20", "--bound", "0.9")
+    assert command("calibrate", "--seconds", "5").returncode == 1
+    again = command("calibrate", "--seconds", "5", "--bound", "0.9")
     assert again.returncode == 0, again.stderr
     assert "measurements of an earlier call included" in again.stdout
 
