@@ -91,14 +91,14 @@ COMMANDS = {
         "run copies.toml --requests 20",
     ],
     "compare": [
-        "compare chat --requests 60 -p paged -p vllm -p streams -p oracle --replications 2 "
+        "compare chat --requests 20 -p paged -p vllm -p streams -p oracle --replications 2 "
         "-p lowest-cell --plugin mine.py",
         "compare chat --requests 5 -p ring --model llama-3.1-8b --device rtx4090",
     ],
-    "sweep": ["sweep sweep.toml --requests 60 --out sweep.sqlite --workers 1 --plugin mine.py"],
+    "sweep": ["sweep sweep.toml --requests 20 --out sweep.sqlite --workers 1 --plugin mine.py"],
     "why": ["why chat -p streams"],
     "recommend": [
-        "recommend --scenario chat --slo ttft_p95<200ms --model llama-3.1-8b",
+        "recommend --scenario chat --slo ttft_p95<200ms --model llama-3.1-8b --requests 20 --workers 1",
         "recommend --scenario few.toml --slo ttft_p95<15ms --engine llamacpp --workers 1 --verify ./serve "
         "--verify-url http://127.0.0.1:PORT --verify-requests 2",
         "recommend --scenario chat --slo ttft_p95<1s --model qwen3-14b --requests 20 --workers 1 --device h100_sxm "
