@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -302,9 +303,10 @@ def test_an_interrupted_sweep_says_how_to_resume(tmp_path, after_s):
     assert running.returncode == 130
     assert out == ""
     (line,) = err.splitlines()
-    assert line.startswith("kvsim: stopped; ")
-    assert line.endswith(" of 60 runs are kept; the same command goes on from there")
-    assert len(sweep(tmp_path / "small.toml", out=tmp_path / "a.sqlite", workers=1).rows) == 60
+    said = re.fullmatch(r"kvsim: stopped; (\d+) of 60 runs are kept; the same command goes on from there", line)
+    with closing(Store(tmp_path / "a.sqlite")) as store:
+        # One may have been stored that was not counted any more.
+        assert len(store.digests()) - int(said[1]) in (0, 1)
 
 
 # The command

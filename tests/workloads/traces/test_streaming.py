@@ -308,14 +308,14 @@ def table_rows(n, sessions):
 
 @pytest.mark.slow
 def test_a_long_table_in_order_is_never_held_whole(tmp_path):
-    path, n = tmp_path / "long.csv.gz", 60_000
+    path, n = tmp_path / "long.csv.gz", 30_000
     write_rows(path, table_rows(n, sessions=False))
-    assert peak(lambda: deque(TableTrace(path, columns=Columns(session="who")), maxlen=0)) < 6e6
+    assert peak(lambda: deque(TableTrace(path, columns=Columns(session="who")), maxlen=0)) < 3e6
 
 
 @pytest.mark.slow
 def test_a_table_to_be_sorted_takes_some_bytes_a_row(tmp_path):
-    path, n = tmp_path / "long.csv.gz", 60_000
+    path, n = tmp_path / "long.csv.gz", 20_000
     write_rows(path, table_rows(n, sessions=True))
 
     def read():
