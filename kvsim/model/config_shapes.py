@@ -62,6 +62,8 @@ class _Family:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
+    whole_qk_norm: bool = False
+    """Whether those norms are as wide as all heads together."""
     norms: int = 2
     """RMSNorms of width ``hidden_size`` in a layer."""
     sinks: bool = False
@@ -104,7 +106,11 @@ _FAMILIES: dict[str, _Family] = {
     "gpt_oss": _Family(qkv_bias=True, o_bias=True, sinks=True, pattern=2, llamacpp_windows=True, needed=_EXPERTS),
     "deepseek_v2": _Family(needed=_LATENT),
     "deepseek_v3": _Family(needed=_LATENT),
+    "kimi_k2": _Family(needed=_LATENT),
+    "minimax_m2": _Family(qk_norm=True, whole_qk_norm=True, needed=_EXPERTS),
 }
+_SCORED_BY_SIGMOID = ("deepseek_v3", "kimi_k2", "minimax_m2")
+"""Families whose routers keep a correction for each expert."""
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
@@ -251,7 +257,7 @@ class ModelConfig(BaseModel):
             return outside + n * (attention + dense), 0
         first = min(self.first_k_dense_replace, n)
         sparse = d * self.n_experts + 3 * d * self.d_expert * (self.n_shared_experts or 0)
-        if self.model_type == "deepseek_v3":
+        if self.model_type in _SCORED_BY_SIGMOID:
             sparse += self.n_experts
         if self.model_type == "gpt_oss":
             sparse += self.n_experts * (1 + 2 * self.d_expert + d)
@@ -263,10 +269,9 @@ class ModelConfig(BaseModel):
         numbers, experts = self.count()
         table = self.vocab_size * self.hidden_size
         tied = self.family.tied if self.tie_word_embeddings is None else self.tie_word_embeddings
-        narrow = (self.quantization_config or {}).get("quant_method") == "mxfp4"
         return (
             PassWeights(numbers - table * (1 if tied else 2)),
-            PassWeights(experts, "mxfp4" if narrow else "default"),
+            PassWeights(experts, self._type_of_experts() or "default"),
             PassWeights(table),
         )
 
@@ -283,7 +288,19 @@ class ModelConfig(BaseModel):
         biased = bool(self.attention_bias)
         weights = 2 * d * q + 2 * d * kv + (q + 2 * kv) * (family.qkv_bias or biased)
         weights += d * (family.o_bias or (biased and self.model_type in ("llama", "qwen3", "qwen3_moe")))
-        return weights + 2 * self.d_head * family.qk_norm + heads * family.sinks
+        norms = q + kv if family.whole_qk_norm else 2 * self.d_head
+        return weights + norms * family.qk_norm + heads * family.sinks
+
+    def _type_of_experts(self) -> str | None:
+        """The type of the matrices of experts where they alone are converted (``modules_to_not_convert``, ``ignore``),
+        as in gpt-oss and Kimi K2.5; None otherwise."""
+        told = self.quantization_config or {}
+        if not self.n_experts:
+            return None
+        if told.get("quant_method") == "mxfp4":
+            return "mxfp4"
+        packed = told.get("quant_method") == "compressed-tensors" and self.model_type == "kimi_k2"
+        return "int4_g32" if packed else None
 
     def weights(self) -> tuple[dict[str, int], str]:
         """Number of weights by storage type, and the type of those that users may choose (``MemoryShape``)."""
@@ -291,9 +308,8 @@ class ModelConfig(BaseModel):
         stated = self.torch_dtype or self.dtype
         default = _DTYPES.get(stated or "bfloat16", "")
         method = (self.quantization_config or {}).get("quant_method")
-        if method == "mxfp4" and experts:
-            # Only the matrices of the experts are converted (modules_to_not_convert in the config).
-            return {"default": numbers, "mxfp4": experts}, default
+        if narrow := self._type_of_experts():
+            return {"default": numbers, narrow: experts}, default
         if method == "fp8":
             default = "fp8"
         elif method not in (None, "mxfp4"):

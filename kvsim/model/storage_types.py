@@ -58,9 +58,16 @@ _MIXED_BITS: dict[str, float] = {
 """Bits per weight of llama-quantize's mixtures, as measured on Llama 3.1 8B (llama.cpp, ``tools/quantize/README.md``).
 For other models they are estimates: which tensors get more bits depends on the shape."""
 
-_GPU_BITS: dict[str, float] = {"fp8_block": 8, "fp8_static": 8, "int8": 8, "int4": 4.15625, "nvfp4": 4.5}
+_GPU_BITS: dict[str, float] = {
+    "fp8_block": 8,
+    "fp8_static": 8,
+    "int8": 8,
+    "int4": 4.15625,
+    "int4_g32": 4.5,
+    "nvfp4": 4.5,
+}
 """Bits per weight of types that engines for GPUs serve besides, with scales where they count: of nvfp4 one of 8 bits
-for 16 weights, of int4 (AWQ, GPTQ) one of 16 bits and a zero of 4 for 128."""
+for 16 weights, of int4 (AWQ, GPTQ) one of 16 bits and a zero of 4 for 128, of int4_g32 (Kimi) one of 16 bits for 32."""
 
 WEIGHT_TYPES = (*_PURE_BITS, *_GPU_BITS, *_MIXED_BITS)
 """Types that ``--weights`` accepts, in any case."""

@@ -29,6 +29,9 @@ PARAMETERS = {
     "smollm2-135m": 134_515_008,
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": 671_026_419_200,
+    "deepseek-r1": 671_026_419_200,
+    "kimi-k2.5": 1_026_408_232_448,
+    "minimax-m2.5": 228_703_644_928 - 13_880_064,  # Scales: one for each block of 128 x 128 weights.
 }
 """As the model cards on Hugging Face count them."""
 
@@ -36,6 +39,11 @@ PARAMETERS = {
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_shapes_add_up_to_the_models_parameters(name):
     assert memory_shape(name).n_parameters == PARAMETERS[name]
+
+
+def test_only_the_experts_of_kimi_are_narrow():
+    shape = memory_shape("kimi-k2.5")
+    assert shape.parameters == {"default": 1_026_408_232_448 - 60 * 384 * 3 * 7168 * 2048, "int4_g32": 1014686023680}
 
 
 PLAIN = {
