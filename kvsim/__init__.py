@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
     from kvsim.engines.live.engine_recording import record as record
     from kvsim.engines.live.engine_validation import Validation as Validation
     from kvsim.engines.live.engine_validation import validate as validate
+    from kvsim.engines.published.validation import PublishedValidation as PublishedValidation
+    from kvsim.engines.published.validation import validate_published as validate_published
     from kvsim.engines.recordings.validation import RecordedValidation as RecordedValidation
     from kvsim.engines.recordings.validation import validate_recorded as validate_recorded
     from kvsim.errors import Livelock as Livelock
@@ -84,6 +86,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "kvsim.calibration.run": ("Calibration", "calibrate"),
     "kvsim.costs.load_profile": ("load_profile",),
     "kvsim.costs.profile": ("Profile",),
+    "kvsim.engines.published.validation": ("PublishedValidation", "validate_published"),
     "kvsim.engines.recordings.validation": ("RecordedValidation", "validate_recorded"),
     "kvsim.engines.live.engine_recording": ("Recording", "record"),
     "kvsim.engines.live.engine_validation": ("Validation", "validate"),

@@ -177,6 +177,7 @@ _MAKERS = {
     "Plan": "memory_report.plan_report",
     "PrefixStudy": "workload_report.prefix_report",
     "Profile": "profile_report.profile_report",
+    "PublishedValidation": "published_report.published_report",
     "Recommendation": "recommendation_report.advice_report",
     "RecordedValidation": "validation_report.recorded_report",
     "Result": "run_report.run_report",

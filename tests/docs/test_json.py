@@ -20,6 +20,7 @@ from tests.docs.pages import blocks, rows, sections
 from tests.gguf_files import SMOLLM2_MISSING
 from tests.kvsim.calibration.published.layer_table_files import write_tables
 from tests.kvsim.engines.live.test_started_server import PROGRAM
+from tests.kvsim.engines.published import write_points
 from tests.kvsim.engines.recordings import changed, write
 from tests.kvsim.engines.recordings.servers import recorded
 from tests.kvsim.engines.recordings.servers import text as text_of
@@ -122,6 +123,7 @@ COMMANDS = {
         "validate --recorded server.jsonl --profile default",
         "validate --recorded wide.jsonl narrow.jsonl again.jsonl untimed.jsonl",
     ],
+    "validate --published": ["validate --published --points points.csv"],
     "conform": ["conform llamacpp other.jsonl", "conform llama-server late.jsonl"],
     "memory": ["memory --model tiny --slots 1 --context 64 --tokens 16 -r once"],
     "accuracy": [
@@ -218,6 +220,7 @@ def made(tmp_path_factory):
     for name, lines in stepped_recordings().items():
         write(folder / f"{name}.jsonl", lines)
     write_tables(folder / "tables")
+    write_points(folder / "points.csv")
     records = [*ERA_A[:2], ERA_A[2] | {"head": 11}]
     (folder / "other.jsonl").write_text("\n".join(json.dumps(record) for record in records))
     write(folder / "late.jsonl", late(0.0098))

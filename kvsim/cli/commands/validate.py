@@ -25,7 +25,7 @@ from kvsim.cli.options import (
     Silence,
     load_plugins,
 )
-from kvsim.cli.progress import RunProgress
+from kvsim.cli.progress import RunProgress, SweepBar
 from kvsim.cli.servers import ServerAsked, servers_asked
 from kvsim.errors import UserError
 
@@ -45,13 +45,16 @@ _OF_SERVERS = {
 }
 """Parameters that mean something beside --url."""
 _ONLY_WITH_URL = {"flags", "log", "key_env", "allow_remote", "timeout", "resume"}
+_OF_PUBLISHED = {"context", "published", "points", "only", "sample", "workers", "seed", "bound", "out", "as_json"}
+"""Parameters that mean something beside --published."""
+_ONLY_WITH_PUBLISHED = {"points", "only", "sample", "workers"}
 _OF_RECORDED = {"context", "scenario", "recorded", "profile", "bound", "out", "as_json"}
 """Parameters that mean something beside --recorded."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of all three uses."""
+    """The options of all four uses."""
 
     scenario: Annotated[
         list[str] | None,
@@ -64,6 +67,26 @@ class Options:
     recorded: Annotated[
         list[str] | None,
         typer.Option(metavar="FILE...", help="Instead, compare with recorded servers: JSONL, plain or compressed."),
+    ] = None
+    published: Annotated[
+        bool,
+        typer.Option(
+            "--published",
+            help="Instead, replay what others measured on real servers: the points in aiconfigurator-core (extra gpu).",
+        ),
+    ] = False
+    points: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --published: points of your own, in that file's format.")
+    ] = None
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE,...", help="With --published: only points such as model=qwen3-32b,tp=2."),
+    ] = None
+    sample: Annotated[
+        int | None, typer.Option(help="With --published: replay so many, drawn with --seed; by default all.", min=1)
+    ] = None
+    workers: Annotated[
+        int | None, typer.Option(help="With --published: processes; by default one for each processor.", min=1)
     ] = None
     url: Annotated[
         list[str] | None,
@@ -106,7 +129,7 @@ class Options:
         float | None,
         typer.Option(
             help="Exit with 1 if the error of end-to-end latency at P50 or P99 is larger (of recorded servers: of any "
-            "latency at mean, P50 or P99).",
+            "latency at mean, P50 or P99; of published points: the median of TTFT or TPOT).",
             min=0,
         ),
     ] = None
@@ -147,7 +170,10 @@ def validate(context: typer.Context, options: Options) -> None:
     that of the model on its device; for recordings with steps, it is fitted to the other recordings of that server.
     kvsim validate mine.jsonl --url http://127.0.0.1:8080 --profile mine.profile.json
     """
-    if files := _recordings(context, options.recorded, options.scenario):
+    if options.published:
+        _refuse_others(_given(context), _OF_PUBLISHED, "--published")
+        _against_published(options)
+    elif files := _recordings(context, options.recorded, options.scenario):
         _against_recorded(files, options)
     elif options.url:
         _against_servers(options)
@@ -161,8 +187,9 @@ def _recordings(context: typer.Context, recorded: list[str] | None, others: list
 
     The shell makes of ``--recorded *.jsonl`` one value of the option, and arguments.
     """
-    typed = [parameter for parameter in context.command.params if _is_typed(context, parameter.name or "")]
-    given = {parameter.name or "": parameter.opts[0] for parameter in typed}
+    given = _given(context)
+    if only := [option for name, option in given.items() if name in _ONLY_WITH_PUBLISHED]:
+        raise UserError(f"{only[0]}: only with --published, for points that others measured")
     if not recorded:
         if len(others or []) > 1:
             raise UserError(f"{len(others or [])} scenarios; one is accepted, or recordings after --recorded")
@@ -175,6 +202,12 @@ def _recordings(context: typer.Context, recorded: list[str] | None, others: list
         return []
     _refuse_others(given, _OF_RECORDED, "--recorded", "; accepted: --profile, --bound, --out and --json")
     return [*recorded, *(others or [])]
+
+
+def _given(context: typer.Context) -> dict[str, str]:
+    """The parameters on the command line, and the option of each."""
+    typed = [parameter for parameter in context.command.params if _is_typed(context, parameter.name or "")]
+    return {parameter.name or "": parameter.opts[0] for parameter in typed}
 
 
 def _refuse_others(given: Mapping[str, str], meant: set[str], beside: str, accepted: str = "") -> None:
@@ -202,6 +235,26 @@ def _against_recorded(files: list[str], options: Options) -> None:
         print_saved(done.save(out), out)
     warn([*done.left_out, *(line for run in done.runs for line in run.warnings)])
     _end_by(options.bound, done.worst)
+
+
+def _against_published(options: Options) -> None:
+    """Replay points that others measured, and say whether their errors are within the bound."""
+    from kvsim.engines.published.validation import validate_published
+
+    with SweepBar("published points") as progress:
+        done = validate_published(
+            options.points,
+            options.only or (),
+            sample=options.sample,
+            seed=1 if options.seed is None else options.seed,
+            workers=options.workers,
+            progress=lambda n, total: progress(n, total, 0),
+        )
+    answer(done, options.as_json)
+    if not options.as_json:
+        out = options.out / "published"
+        print_saved(done.save(out), out)
+    _end_by(options.bound, max(done.error(measure, "median") for measure in ("ttft", "tpot")))
 
 
 def _against_servers(options: Options) -> None:

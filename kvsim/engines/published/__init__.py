@@ -1,0 +1,1 @@
+"""Points that others measured on real servers and published, replayed as closed loops."""

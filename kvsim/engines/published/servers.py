@@ -1,0 +1,169 @@
+"""The server behind a published point, as a scenario: what the point says, what its makers' scripts say, and vLLM's
+defaults for the rest."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from kvsim.costs.devices import device_named
+from kvsim.costs.memory_plan import plan
+from kvsim.costs.vllm_profile import serve_defaults
+from kvsim.engines.published.points import Point
+from kvsim.engines.recordings.vllm_scenario import VllmLimits, vllm_behaviour, vllm_scenario
+from kvsim.errors import UserError
+from kvsim.model.engine_versions import PRESENT
+from kvsim.model.memory_shapes import memory_shape
+from kvsim.scenario.scenario import Scenario
+
+REQUESTS = 10
+"""Requests of each client, as in InferenceMAX and in aisimulate's replay of its points."""
+_UNSAID_VERSION = {False: "0.11.0", True: "0.19.0"}
+"""The version where a point names none: of 2025, and of a nightly build of April 2026."""
+_WEIGHTS = {"nvfp4": "nvfp4", "fp8": "fp8", "int4_wo": "int4", "": None}
+"""Our names of the types of weights."""
+_OWN = {"gpt-oss-120b": "nvfp4", "kimi-k2.5": "int4_wo", "minimax-m2.5": "fp8"}
+"""Models whose own type of weights is what the file calls so."""
+
+
+class ServerFlags(BaseModel):
+    """An entry of ``servers.toml``: which points it is of, and what their servers were started with."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    points: str = ""
+    """A pattern of ``Point.source``."""
+    model: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    kv: Literal["f16", "fp8"] = "f16"
+    sequences: int | Literal["concurrency"] | None = None
+    tokens: int | Literal["2 x isl"] | None = None
+    context: int | None = None
+    utilization: float | None = None
+    block_size: int = PRESENT["vLLM"].block_size
+    asynchronous: bool | None = None
+    lengths: float = 1.0
+    source: str
+
+    def fits(self, point: Point) -> bool:
+        """Whether it is of that point."""
+        alike = all(
+            wanted in (None, there)
+            for wanted, there in (
+                (self.model, point.model),
+                (self.device, point.device),
+                (self.precision, point.precision),
+            )
+        )
+        return alike and re.search(self.points, point.source) is not None
+
+    def described(self) -> str:
+        """What is taken from it, in words."""
+        lengths = f"lengths drawn from {self.lengths:.0%} to 100 %" if self.lengths < 1 else "fixed lengths"
+        said = {
+            "K and V in": self.kv,
+            "--max-num-seqs": self.sequences,
+            "--max-num-batched-tokens": self.tokens,
+            "--max-model-len": self.context,
+            "--gpu-memory-utilization": self.utilization,
+            "--block-size": self.block_size if "block_size" in self.model_fields_set else None,
+            "--async-scheduling": "on" if self.asynchronous else None,
+        }
+        words = [f"{name} {value}" for name, value in said.items() if value is not None]
+        return ", ".join([*words, lengths])
+
+
+@cache
+def _all_flags() -> tuple[ServerFlags, ...]:
+    text = (resources.files("kvsim.engines.published") / "servers.toml").read_text(encoding="utf-8")
+    return tuple(ServerFlags.model_validate(entry) for entry in tomllib.loads(text)["server"])
+
+
+def flags_of(point: Point) -> ServerFlags:
+    """What is known of a point's server beside the point; the last entry fits every point."""
+    return next(flags for flags in _all_flags() if flags.fits(point))
+
+
+def why_not(point: Point) -> str | None:
+    """Why a point cannot be replayed by what it is; None if it can."""
+    if point.engine != "vllm":
+        return f"{point.engine}: only servers of vLLM are replayed"
+    if point.apart:
+        return "prefill and decode apart are not simulated"
+    if point.pp > 1:
+        return "pipeline parallelism is not simulated"
+    if point.dp > 1:
+        return "attention data parallelism: several schedulers behind one address are not simulated"
+    return None
+
+
+def version_of(point: Point) -> str:
+    """The version of vLLM: the point's, or that of its time where it names none."""
+    if re.match(r"v?\d+\.\d+", point.version):
+        return point.version.removeprefix("v")
+    return _UNSAID_VERSION[bool(point.version)]
+
+
+def scenario_of(point: Point, flags: ServerFlags) -> Scenario:
+    """The scenario of a point under vLLM. Raises ``UserError`` for models, devices, types and times not known here."""
+    device, shape = device_named(point.device), memory_shape(point.model)
+    if point.weights not in _WEIGHTS:
+        raise UserError(f"weights in {point.weights!r:.40} are not known here")
+    weights = None if _OWN.get(point.model) == point.weights else _WEIGHTS[point.weights]
+    usual_tokens, usual_sequences = serve_defaults(device.memory_bytes, device.name)
+    sequences = point.concurrency if flags.sequences == "concurrency" else flags.sequences or usual_sequences
+    tokens = 2 * point.isl if flags.tokens == "2 x isl" else flags.tokens or usual_tokens
+    context = flags.context or shape.context or point.isl + point.osl
+    version = version_of(point)
+    behaviour = vllm_behaviour(version)
+    if flags.asynchronous is not None:
+        behaviour = behaviour._replace(async_scheduling=flags.asynchronous)
+    memory = plan(
+        point.model,
+        ctx=point.isl + point.osl,
+        parallel=sequences,
+        engine="vllm",
+        type_k=flags.kv,
+        type_v=flags.kv,
+        batch=tokens,
+        block_size=flags.block_size,
+        weights=weights,
+        tensor_parallel=point.tp,
+        vllm_version=version,
+        gpu_memory_utilization=flags.utilization,
+        device=point.device,
+    )
+    blocks = memory.vllm_blocks(device.memory_bytes)
+    if blocks < 2:
+        raise UserError(f"{point.model} does not fit on {point.tp} x {point.device} by the memory plan")
+    limits = VllmLimits(sequences, tokens, context, flags.block_size, blocks)
+    machine = {"device": point.device, "tensor_parallel": point.tp} | ({"weights": weights} if weights else {})
+    return vllm_scenario(
+        behaviour,
+        limits,
+        prefix_cache=False,
+        cache={"type_k": flags.kv, "type_v": flags.kv},
+        name="published",
+        workload={
+            "kind": "closed-loop",
+            "users": point.concurrency,
+            "requests": REQUESTS * point.concurrency,
+            "prompt_tokens": _lengths(point.isl, flags.lengths),
+            "output_tokens": _lengths(point.osl, flags.lengths),
+        },
+        model={"name": point.model},
+        machine=machine,
+    )
+
+
+def _lengths(most: int, least: float) -> dict[str, Any]:
+    """Lengths drawn uniformly between a share of the longest and the longest."""
+    if least == 1:
+        return {"kind": "fixed", "value": most}
+    return {"kind": "empirical", "quantiles": [int(least * most), most]}
