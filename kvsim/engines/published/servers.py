@@ -43,7 +43,7 @@ class ServerFlags(BaseModel):
     precision: str | None = None
     kv: Literal["f16", "fp8"] = "f16"
     sequences: int | Literal["concurrency"] | None = None
-    tokens: int | Literal["2 x isl"] | None = None
+    tokens: int | Literal["1 x isl", "2 x isl"] | None = None
     context: int | None = None
     utilization: float | None = None
     block_size: int = PRESENT["vLLM"].block_size
@@ -118,7 +118,8 @@ def scenario_of(point: Point, flags: ServerFlags) -> Scenario:
     weights = None if _OWN.get(point.model) == point.weights else _WEIGHTS[point.weights]
     usual_tokens, usual_sequences = serve_defaults(device.memory_bytes, device.name)
     sequences = point.concurrency if flags.sequences == "concurrency" else flags.sequences or usual_sequences
-    tokens = 2 * point.isl if flags.tokens == "2 x isl" else flags.tokens or usual_tokens
+    prompts = flags.tokens.removesuffix(" x isl") if isinstance(flags.tokens, str) else None
+    tokens = flags.tokens or usual_tokens if prompts is None else int(prompts) * point.isl
     context = flags.context or shape.context or point.isl + point.osl
     version = version_of(point)
     behaviour = vllm_behaviour(version)
