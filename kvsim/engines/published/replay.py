@@ -7,11 +7,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvsim.engines.published.front_end import FrontEndClients
 from kvsim.engines.published.points import Point
-from kvsim.engines.published.servers import flags_of, scenario_of, why_not
+from kvsim.engines.published.servers import FRONT_END, flags_of, scenario_of, why_not
 from kvsim.errors import UserError
 from kvsim.experiments.workers import map_unordered
-from kvsim.simulation.run import run
+from kvsim.simulation.arrivals import send
+from kvsim.simulation.backend import SimulatedBackend
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.run import build_policy, cost_model, drive, profile_of
 from workloads import WorkloadError
 
 
@@ -19,10 +23,11 @@ class Prediction(NamedTuple):
     """What was predicted for a point; times in seconds."""
 
     ttft_s: float
+    """Mean over the requests, as clients see it."""
     tpot_s: float
-    """Means over the requests, as the two above."""
-    ttft_p50_s: float
-    tpot_p50_s: float
+    """Mean over the requests."""
+    front_end_s: float
+    """What of the TTFT passes before the engine has the request."""
     blocks: int
     """Blocks of the cache, the null block included."""
     needed_blocks: int
@@ -70,22 +75,28 @@ def replay_point(point: Point) -> Outcome:
     """Simulate the closed loop of one point."""
     if reason := why_not(point):
         return Outcome(point, None, reason)
+    flags = flags_of(point)
+    front_end = FrontEndClients(*FRONT_END) if flags.front_end else None
     try:
-        scenario = scenario_of(point, flags_of(point))
-        summary = run(scenario, detail="requests").summary
+        scenario, blocks = scenario_of(point, flags)
+        costs = cost_model(scenario, profile_of(scenario))
+        policy = build_policy(scenario, None, costs)
+        backend = SimulatedBackend(costs, policy.kernel, policy.groups)
+        recorder = Recorder(detail="requests")
+        result, _ = drive(scenario, policy, backend, recorder, costs.profile, clients=front_end or send)
     except (UserError, WorkloadError) as e:
         return Outcome(point, None, str(e).splitlines()[0].removeprefix("published: "))
-    block = scenario.cache.block_size
+    summary, block = result.summary, scenario.cache.block_size
+    around_s = 0.0 if front_end is None else front_end.mean_s
     if summary["failed"]:
         return Outcome(point, None, f"{summary['failures'][0]['reason']}")
     return Outcome(
         point,
         Prediction(
-            summary["ttft_s"]["mean"],
+            summary["ttft_s"]["mean"] + around_s,
             summary["tpot_s"]["mean"],
-            summary["ttft_s"]["p50"],
-            summary["tpot_s"]["p50"],
-            scenario.cache.cells // block,
+            around_s,
+            blocks,
             point.concurrency * -(-(point.isl + point.osl) // block),
             summary["preemptions"],
             summary["profile"],

@@ -21,12 +21,18 @@ from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.scenario.scenario import Scenario
 
+FRONT_END = (0.015, 5.5e-6)
+"""What the clients and the one process that takes their requests add: seconds around each, and per token of its prompt,
+prompt after prompt. Fitted to TTFT in the third of InferenceMAX's points that may be looked at, over all models and
+devices."""
 REQUESTS = 10
 """Requests of each client, as in InferenceMAX and in aisimulate's replay of its points."""
 _UNSAID_VERSION = {False: "0.11.0", True: "0.19.0"}
 """The version where a point names none: of 2025, and of a nightly build of April 2026."""
 _WEIGHTS = {"nvfp4": "nvfp4", "fp8": "fp8", "int4_wo": "int4", "": None}
 """Our names of the types of weights."""
+_MOST_CELLS = 2**24
+"""Cells that a scenario can have."""
 _OWN = {"gpt-oss-120b": "nvfp4", "kimi-k2.5": "int4_wo", "minimax-m2.5": "fp8"}
 """Models whose own type of weights is what the file calls so."""
 
@@ -49,6 +55,8 @@ class ServerFlags(BaseModel):
     block_size: int = PRESENT["vLLM"].block_size
     asynchronous: bool | None = None
     lengths: float = 1.0
+    front_end: bool = False
+    """Whether clients see ``FRONT_END`` beside the server's own time."""
     source: str
 
     def fits(self, point: Point) -> bool:
@@ -76,7 +84,9 @@ class ServerFlags(BaseModel):
             "--async-scheduling": "on" if self.asynchronous else None,
         }
         words = [f"{name} {value}" for name, value in said.items() if value is not None]
-        return ", ".join([*words, lengths])
+        around, token = FRONT_END
+        front = f"a front end that adds {1e3 * around:g} ms and {1e6 * token:g} µs for each token of a prompt"
+        return ", ".join([*words, lengths, *([front] if self.front_end else [])])
 
 
 @cache
@@ -98,6 +108,8 @@ def why_not(point: Point) -> str | None:
         return "prefill and decode apart are not simulated"
     if point.pp > 1:
         return "pipeline parallelism is not simulated"
+    if "dynamo_version" in point.source and "silicon_concurrency" not in point.source:
+        return "the point does not say how many clients each server had: Dynamo shares them out over several"
     if point.dp > 1:
         return "attention data parallelism: several schedulers behind one address are not simulated"
     return None
@@ -110,8 +122,12 @@ def version_of(point: Point) -> str:
     return _UNSAID_VERSION[bool(point.version)]
 
 
-def scenario_of(point: Point, flags: ServerFlags) -> Scenario:
-    """The scenario of a point under vLLM. Raises ``UserError`` for models, devices, types and times not known here."""
+def scenario_of(point: Point, flags: ServerFlags) -> tuple[Scenario, int]:
+    """The scenario of a point under vLLM, and the blocks that its server has.
+
+    The scenario has fewer where they are more than cells can be, and than any request needs. Raises ``UserError`` for
+    models, devices, types and times not known here.
+    """
     device, shape = device_named(point.device), memory_shape(point.model)
     if point.weights not in _WEIGHTS:
         raise UserError(f"weights in {point.weights!r:.40} are not known here")
@@ -143,9 +159,9 @@ def scenario_of(point: Point, flags: ServerFlags) -> Scenario:
     blocks = memory.vllm_blocks(device.memory_bytes)
     if blocks < 2:
         raise UserError(f"{point.model} does not fit on {point.tp} x {point.device} by the memory plan")
-    limits = VllmLimits(sequences, tokens, context, flags.block_size, blocks)
+    limits = VllmLimits(sequences, tokens, context, flags.block_size, min(blocks, _MOST_CELLS // flags.block_size))
     machine = {"device": point.device, "tensor_parallel": point.tp} | ({"weights": weights} if weights else {})
-    return vllm_scenario(
+    scenario = vllm_scenario(
         behaviour,
         limits,
         prefix_cache=False,
@@ -161,6 +177,7 @@ def scenario_of(point: Point, flags: ServerFlags) -> Scenario:
         model={"name": point.model},
         machine=machine,
     )
+    return scenario, blocks
 
 
 def _lengths(most: int, least: float) -> dict[str, Any]:

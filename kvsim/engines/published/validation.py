@@ -131,7 +131,7 @@ _COLUMNS = (
     *("id", "model", "device", "tp", "precision", "version", "isl", "osl", "concurrency", "experts_apart"),
     *("profile", "blocks", "needed_blocks", "memory", "preemptions", "third"),
     *(f"{side}_{measure}" for measure in MEASURES for side in ("measured", "predicted", "error")),
-    *("predicted_ttft_p50", "predicted_tpot_p50"),
+    "front_end",
 )
 
 
@@ -156,8 +156,7 @@ def _row(point: Point, predicted: Prediction) -> dict[str, Any]:
         **{f"measured_{measure}": measured[measure] for measure in MEASURES},
         **{f"predicted_{measure}": ours[measure] for measure in MEASURES},
         **{f"error_{measure}": ours[measure] / measured[measure] - 1 for measure in MEASURES},
-        "predicted_ttft_p50": predicted.ttft_p50_s,
-        "predicted_tpot_p50": predicted.tpot_p50_s,
+        "front_end": predicted.front_end_s,
     }
 
 

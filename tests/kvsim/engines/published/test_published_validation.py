@@ -4,14 +4,19 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+import simpy
 
 import kvsim
+import workloads
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.profile import load_profile
+from kvsim.engines.published.front_end import FrontEndClients
 from kvsim.engines.published.points import read_points
-from kvsim.engines.published.replay import Outcome, Prediction
+from kvsim.engines.published.replay import Outcome, Prediction, replay_point
+from kvsim.engines.published.servers import FRONT_END
 from kvsim.engines.published.validation import PublishedValidation, validate_published
 from kvsim.errors import UserError
+from kvsim.simulation.arrivals import Inbox
 from policies import Group
 from policies.placement.rule import PassReads
 from tests.kvsim.engines.published import REPLAYED, write_points
@@ -38,6 +43,29 @@ def test_one_client_waits_for_its_prompt_and_then_for_each_token(file):
     assert row["predicted_ttft"] == pytest.approx(pass_s(256, 256), rel=1e-3)
     decodes = [pass_s(1, cells) for cells in range(257, 264)]
     assert row["predicted_tpot"] == pytest.approx(sum(decodes) / 7, rel=1e-3)
+
+
+def test_a_front_end_takes_prompts_in_turn():
+    """Two clients of 100 tokens at 1 ms each, 10 ms around each request: the second waits for the first."""
+    clients = FrontEndClients(0.010, 0.001)
+    env = simpy.Environment()
+    inbox = Inbox(env, keeps_script=False)
+    workload = workloads.Synthetic(1, 2, workloads.no_gaps, workloads.Fixed(100), workloads.Fixed(2), 2)
+    env.process(clients(env, inbox, workload))
+    env.run(until=0.111)
+    assert [job.arrival_s for job in inbox.take()] == [pytest.approx(0.110)]
+    env.run()
+    assert [job.arrival_s for job in inbox.take()] == [pytest.approx(0.210)]
+    assert clients.mean_s == pytest.approx(0.160)
+
+
+def test_what_clients_of_inference_max_wait_is_in_their_ttft(points):
+    point = replace(points["alone"], source="db-dump", model="llama-3.1-70b", tp=4)
+    with_front_end, without = (replay_point(replace(point, source=source)).prediction for source in ("db-dump", "mine"))
+    # One client; 231 tokens in the mean of lengths between 204 and 256.
+    assert with_front_end.front_end_s == pytest.approx(FRONT_END[0] + 231 * FRONT_END[1], rel=0.01)
+    assert with_front_end.ttft_s > with_front_end.front_end_s
+    assert without.front_end_s == 0
 
 
 def test_points_are_replayed_as_closed_loops_and_none_is_dropped_in_silence(file):
@@ -90,7 +118,7 @@ def made(points, *factors):
     for i, factor in enumerate(factors):
         point = replace(points["four"], id=f"p{i}", concurrency=2**i)
         short = 100 if i == len(factors) - 1 else 60 if i == len(factors) - 2 else 10
-        prediction = Prediction(factor * point.ttft_s, point.tpot_s, 0.1, 0.1, 99, short, i, "profile", "basis")
+        prediction = Prediction(factor * point.ttft_s, point.tpot_s, 0.0, 99, short, i, "profile", "basis")
         outcomes.append(Outcome(point, prediction))
     return PublishedValidation((*outcomes, Outcome(points["other"], None, "why")), len(factors), 1)
 

@@ -57,17 +57,23 @@ def test_what_is_no_single_scheduler_of_vllm_is_not_replayed(points, name, why):
     assert why_not(points[name]) == why
 
 
+def test_clients_of_several_servers_behind_dynamo_are_not_those_of_one(points):
+    behind = replace(points["four"], source="gtl_job_id=1; dynamo_version=0.8.0")
+    assert why_not(behind).startswith("the point does not say how many clients each server had")
+    assert why_not(replace(behind, source=behind.source + "; silicon_concurrency=4")) is None
+
+
 def test_a_version_that_is_not_named_is_that_of_its_time(points):
     named = [version_of(replace(points["four"], version=said)) for said in ("v0.19.1", "", "nightly-5b8c30")]
     assert named == ["0.19.1", "0.11.0", "0.19.0"]
 
 
 def test_vllm_s_own_defaults_are_taken_where_nothing_is_said(points):
-    scenario = scenario_of(points["many"], flags_of(points["many"]))
+    scenario, blocks = scenario_of(points["many"], flags_of(points["many"]))
     memory = plan(
         "llama-3.1-8b", ctx=516, parallel=1024, engine="vllm", batch=8192, vllm_version="0.12.0", device="h100_sxm"
     )
-    assert scenario.cache.cells == 16 * memory.vllm_blocks(memory.memory)
+    assert scenario.cache.cells == 16 * blocks == 16 * memory.vllm_blocks(memory.memory)
     assert (scenario.server.slots, scenario.server.n_batch) == (1024, 8192)
     # As in 0.12: steps one by one, a request starts with its first chunk, blocks in the order of their release.
     assert (scenario.server.async_scheduling, scenario.server.reserve_full) == (False, False)
@@ -83,13 +89,19 @@ def test_what_is_known_of_a_server_goes_before_the_defaults(points):
     flags = flags_of(points["many"]).model_copy(
         update={"sequences": "concurrency", "tokens": "2 x isl", "asynchronous": True, "lengths": 0.8, "block_size": 32}
     )
-    scenario = scenario_of(point, flags)
+    scenario, _ = scenario_of(point, flags)
     assert (scenario.server.slots, scenario.server.n_batch, scenario.server.async_scheduling) == (48, 2000, True)
     assert scenario.cache.block_size == 32
     assert scenario.workload.prompt_tokens == EmpiricalLengths(kind="empirical", quantiles=(800, 1000))
     assert scenario.workload.output_tokens == EmpiricalLengths(kind="empirical", quantiles=(160, 200))
-    half = scenario_of(point, flags.model_copy(update={"utilization": 0.45}))
+    half, _ = scenario_of(point, flags.model_copy(update={"utilization": 0.45}))
     assert half.cache.cells < 0.5 * scenario.cache.cells
+
+
+def test_more_blocks_than_a_scenario_can_have_are_as_good_as_all_of_them(points):
+    point = replace(points["four"], model="gpt-oss-120b", device="b200_sxm", tp=8)
+    scenario, blocks = scenario_of(point, flags_of(point))
+    assert 16 * blocks > 2**24 == scenario.cache.cells
 
 
 def test_what_is_not_known_is_said(points):
