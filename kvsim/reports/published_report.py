@@ -75,7 +75,7 @@ def _warnings(validation: PublishedValidation) -> list[str]:
 
 def _errors(validation: PublishedValidation) -> Table:
     """Errors of all points and by each of the groups."""
-    titles = {"tp": "TP", "isl": "prompt tokens", "memory": "memory", "third": "third"}
+    titles = {"tp": "TP", "concurrency": "clients up to", "isl": "prompt tokens up to"}
     columns = [
         Column("by", lambda row: titles.get(row["by"], row["by"])),
         Column("", "value", str),

@@ -134,8 +134,8 @@ def scenario_of(point: Point, flags: ServerFlags) -> tuple[Scenario, int]:
     weights = None if _OWN.get(point.model) == point.weights else _WEIGHTS[point.weights]
     usual_tokens, usual_sequences = serve_defaults(device.memory_bytes, device.name)
     sequences = point.concurrency if flags.sequences == "concurrency" else flags.sequences or usual_sequences
-    prompts = flags.tokens.removesuffix(" x isl") if isinstance(flags.tokens, str) else None
-    tokens = flags.tokens or usual_tokens if prompts is None else int(prompts) * point.isl
+    said = flags.tokens or usual_tokens
+    tokens = int(said.removesuffix(" x isl")) * point.isl if isinstance(said, str) else said
     context = flags.context or shape.context or point.isl + point.osl
     version = version_of(point)
     behaviour = vllm_behaviour(version)

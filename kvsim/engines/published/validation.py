@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MEASURES = ("ttft", "tpot", "throughput")
 GROUPS = ("model", "device", "tp", "concurrency", "isl", "memory", "third")
 """What the errors are grouped by."""
+_UP_TO = ("concurrency", "isl")
+"""Of these, groups go up to powers of two."""
 WORST = 10
 _PRESSED = 0.5
 """Share of the blocks that the longest requests of all clients need, from which a point is shown with those of the same
@@ -57,11 +59,14 @@ class PublishedValidation:
 
     @cached_property
     def groups(self) -> pd.DataFrame:
-        """Errors of all points, and by each of ``GROUPS``: columns by, value, points, and of each measure ``_bias``,
-        the median with its sign, ``_median`` and ``_p90`` without."""
+        """Errors of all points, and by each of ``GROUPS`` (concurrency and isl: up to the value): columns by, value,
+        points, and of each measure ``_bias``, the median with its sign, ``_median`` and ``_p90`` without."""
         rows = [_errors_of(self.table, "all", "")]
         for by in GROUPS:
-            rows += [_errors_of(part, by, value) for value, part in self.table.groupby(by)]
+            values = (
+                self.table[by] if by not in _UP_TO else self.table[by].map(lambda n: 1 << (int(n) - 1).bit_length())
+            )
+            rows += [_errors_of(part, by, value) for value, part in self.table.groupby(values)]
         return pd.DataFrame(rows)
 
     @property

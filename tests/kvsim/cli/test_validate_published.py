@@ -26,7 +26,7 @@ def test_errors_the_worst_and_what_was_not_replayed_are_told(files):
     assert "Measured points of real servers: 3 of 4 replayed" in told
     assert "Taken to be the server's: 3 points: K and V in f16, fixed lengths (no source: the defaults of vLLM)" in told
     assert "TPOT: median error" in told
-    assert "concurrency 1 1" in told
+    assert "clients up to 1 1" in told
     assert "1 pipeline parallelism is not simulated" in told
     assert "Saved published.csv, published.png in results/published/" in told
     assert (files / "results" / "published" / "published.csv").is_file()

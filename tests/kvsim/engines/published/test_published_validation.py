@@ -131,6 +131,7 @@ def test_errors_are_those_of_predicted_over_measured(points):
     assert found.error("ttft", "median") == pytest.approx(0.2)
     assert found.error("ttft", "p90") == pytest.approx(0.28)
     assert found.error("ttft", "median", "concurrency", 4) == pytest.approx(0.3)
+    assert found.error("ttft", "median", "isl", 256) == pytest.approx(0.2)
     assert found.error("ttft", "median", "concurrency", 8) != found.error("ttft", "median", "concurrency", 8)
     # One client has 8 tokens in 20 + 7 x 8 ms, and 22 + 7 x 8 are predicted.
     assert found.table["measured_throughput"].iloc[0] == pytest.approx(8 / 0.076)
