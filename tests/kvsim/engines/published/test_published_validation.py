@@ -8,8 +8,8 @@ import simpy
 
 import kvsim
 import workloads
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_price import PassPrice
-from kvsim.costs.profile import load_profile
 from kvsim.engines.published.front_end import FrontEndClients
 from kvsim.engines.published.points import read_points
 from kvsim.engines.published.replay import Outcome, Prediction, replay_point
