@@ -30,7 +30,16 @@ def own_profiles() -> Path:
     return Path(chosen).expanduser().absolute() if chosen else user_data_path("kvsim", appauthor=False) / "profiles"
 
 
-def profile_name(shape: MemoryShape, device: str, *, tp: int = 1, weights: str | None = None) -> str:
+def profile_name(
+    shape: MemoryShape,
+    device: str,
+    *,
+    tp: int = 1,
+    weights: str | None = None,
+    engine: Engine = "vllm",
+    type_k: str = "f16",
+    type_v: str = "f16",
+) -> str:
     """The name of the profile of a model on a device. Raises ``UserError`` if there is no such device.
 
     ``tp``: devices that share the model; ``weights``: their storage type unless it is the model's own.
@@ -38,6 +47,8 @@ def profile_name(shape: MemoryShape, device: str, *, tp: int = 1, weights: str |
     parts = [device_named(device).name, re.sub(r"[^\w.-]", "-", shape.name)]
     parts += [f"tp{tp}"] if tp > 1 else []
     parts += [weights.lower()] if weights and weights.lower() != shape.default_type else []
+    parts += [engine] if engine != "vllm" else []
+    parts += ["kv", *dict.fromkeys([type_k, type_v])] if (type_k, type_v) != ("f16", "f16") else []
     return "-".join(parts)
 
 
@@ -50,16 +61,17 @@ def find_profile(
     engine: Engine = "vllm",
     type_k: Storage = "f16",
     type_v: Storage = "f16",
+    own: bool = True,
 ) -> str:
     """What ``load_profile`` takes to load the profile of a model on a device: a user's own, a shipped one, an estimate.
 
-    Raises ``UserError`` if there is no such model or device.
+    ``own``: whether to look among the user's own. Raises ``UserError`` if there is no such model or device.
     """
     shape = memory_shape(model)
     weights = weights and weights.lower()
     weights = None if weights == shape.default_type else weights
-    name = profile_name(shape, device, tp=tp, weights=weights)
-    known = device_profiles().get(name)
+    name = profile_name(shape, device, tp=tp, weights=weights, engine=engine, type_k=type_k, type_v=type_v)
+    known = device_profiles(own=own).get(name)
     if known is not None and _is_of(known, engine, type_k, type_v):
         return known
     file = Path(model).expanduser()
@@ -77,11 +89,14 @@ def find_device_profile(model: str, device: str, **more: Any) -> Profile:
     return load_profile(find_profile(model, device, **more))
 
 
-def device_profiles() -> dict[str, str]:
-    """What ``load_profile`` takes for each profile of a device, by name; a user's own comes before a shipped one."""
+def device_profiles(*, own: bool = True) -> dict[str, str]:
+    """What ``load_profile`` takes for each profile of a device, by name; a user's own comes before a shipped one.
+
+    ``own``: whether to look for these.
+    """
     of_devices = [name for name in shipped_names() if any(name.startswith(f"{device}-") for device in devices())]
     found = {name: name for name in of_devices}
     folder = own_profiles()
-    if folder.is_dir():
+    if own and folder.is_dir():
         found |= {path.stem: str(path) for path in sorted(folder.glob("*.json"))}
     return found

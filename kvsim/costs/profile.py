@@ -12,7 +12,7 @@ from pydantic import AliasChoices, Field, model_validator
 from kvsim.costs.efficiency import Errors
 from kvsim.costs.pass_tables import PassTables
 from kvsim.costs.records import Record, Seconds
-from kvsim.errors import UserError, no_such
+from kvsim.errors import UserError, counted, no_such
 from kvsim.model.engine_shapes import SHAPES, Storage, is_engine_model
 from kvsim.model.memory_shapes import shape_name
 from policies import Kernel, engine_of
@@ -159,6 +159,17 @@ class Source(Record):
     """Its version or commit."""
     notes: tuple[str, ...] = ()
     """What the reader of a result should know of it, one sentence each."""
+
+
+class Corrected(Record):
+    """That the tables of a device were corrected by results of benchmarks, and the errors on those left out in turn."""
+
+    by: str
+    """The tools and files."""
+    rows: Annotated[int, Field(ge=1)]
+    error_median: float | None = None
+    """Relative, without its sign; None where all rows tell the same, so that none could be left out."""
+    error_p90: float | None = None
 
 
 class Host(Record):
@@ -318,6 +329,8 @@ class Profile(Fit):
     """Where the times of a device come from."""
     estimated: Errors | None = None
     """The errors of an estimate; None: the profile is of measurements."""
+    corrected: Corrected | None = None
+    """None: the profile was not corrected by results of benchmarks."""
     host: Host | None = None
     """What the host adds to each step; None where it is part of what was measured."""
     front_end_s: Coefficient | None = None
@@ -391,7 +404,7 @@ class Profile(Fit):
         weights = f", weights in {self.weights}" if self.weights else ""
         return (
             f"profile {self.name}: model {self.model} on {self._devices} under {self.engine}{weights}, {kept}, from "
-            f"{self.source.title} {self.source.version}"
+            f"{self.source.title} {self.source.version}".rstrip()
         )
 
     @property
@@ -405,7 +418,9 @@ class Profile(Fit):
         kernels = ": its own kernels, not those of llama.cpp or vLLM" if self.engine == NUMPY else ""
         if self.estimated is not None:
             return f"Times are estimated: {self._estimate(self.estimated)}"
-        if self.tables is not None:
+        if self.corrected is not None:
+            errors = self._correction(self.corrected)
+        elif self.tables is not None:
             errors = (
                 f"it predicts passes that are not in its tables within {self.held_out_error_median:.1%} (median) and "
                 f"{self.held_out_error_p95:.1%} (P95)."
@@ -418,6 +433,17 @@ class Profile(Fit):
         if self.host is not None:
             errors += f" The host adds {self.host.seconds * 1e3:.2f} ms to a step: {self.host.source}."
         return f"Times are those of {self.describe()}{kernels}; {errors}"
+
+    @staticmethod
+    def _correction(corrected: Corrected) -> str:
+        """By what tables were corrected, and the errors on rows that were left out, in words."""
+        found = f"corrected by {counted(corrected.rows, 'row')} of {corrected.by}"
+        if corrected.error_median is None or corrected.error_p90 is None:
+            return f"{found}, of which none could be left out to find an error."
+        return (
+            f"{found}; each left out in turn, it is predicted within ±{corrected.error_median:.1%} (median) and "
+            f"±{corrected.error_p90:.1%} (P90)."
+        )
 
     def _estimate(self, errors: Errors) -> str:
         """What an estimate rests on, and its errors, in words."""

@@ -54,9 +54,10 @@ def profile_report(p: Profile) -> Report:
     """Where a profile comes from, its errors, its range, and what passes cost by it."""
     about = []
     if p.source is not None:
-        where = ", ".join(filter(None, [p.source.url, f"licence {p.source.licence}"]))
+        where = ", ".join(filter(None, [p.source.url, p.source.licence and f"licence {p.source.licence}"]))
+        of = f"{p.source.title} {p.source.version}".rstrip()
         about = [
-            f"Source: {p.source.title} {p.source.version} ({where}).",
+            f"Source: {of} ({where})." if where else f"Source: {of}.",
             *(f"- {note}" for note in p.source.notes),
             f"- Not measured: attention of layouts that the engine lacks, priced {INFERRED_ATTENTION}.",
             f"- Not measured: moves of cells and rotations of keys, priced {INFERRED_MOVES}.",
