@@ -166,6 +166,7 @@ class Report:
 
 _MAKERS = {
     "Accuracy": "accuracy_report.accuracy_report",
+    "BenchCalibration": "bench_report.bench_calibration_report",
     "Calibration": "calibration_report.calibration_report",
     "Comparison": "comparison_report.comparison_report",
     "DeviceComparison": "recommendation_report.advice_report",

@@ -10,7 +10,8 @@ import pytest
 
 from kvsim import Recording, load_profile
 from kvsim.advice.why.contrast import CAUSES
-from kvsim.costs.profile import Coefficient, HostCopyCost, PassCosts
+from kvsim.costs.device_profiles import find_device_profile
+from kvsim.costs.profile import Coefficient, Corrected, HostCopyCost, PassCosts
 from kvsim.engines.live.server_recording import LiveRecording
 from kvsim.engines.observing.observer import Summary as ObservedSummary
 from kvsim.engines.recordings.validation import validate_recorded
@@ -19,6 +20,7 @@ from policies import plugins
 from tests.docs.pages import blocks, rows, sections
 from tests.gguf_files import SMOLLM2_MISSING
 from tests.kvsim.calibration.published.layer_table_files import write_tables
+from tests.kvsim.cli.test_bench_calibration import TABLE
 from tests.kvsim.engines.live.test_started_server import PROGRAM
 from tests.kvsim.engines.published import write_points
 from tests.kvsim.engines.recordings import changed, write
@@ -116,6 +118,7 @@ COMMANDS = {
     "scenario show": ["scenario show chat"],
     "workload describe": ["workload describe sessions.toml", "workload describe small.toml"],
     "workload fit": ["workload fit small.toml"],
+    "calibrate --from": ["calibrate --from table.md --model llama-3.1-8b --out corrected.json"],
     "profile list": ["profile list"],
     "profile import": ["profile import tables --out mine.json"],
     "validate": ["validate small.toml --profile default --requests 4 -p paged -p contiguous"],
@@ -221,6 +224,7 @@ def made(tmp_path_factory):
         write(folder / f"{name}.jsonl", lines)
     write_tables(folder / "tables")
     write_points(folder / "points.csv")
+    (folder / "table.md").write_text(TABLE)
     records = [*ERA_A[:2], ERA_A[2] | {"head": 11}]
     (folder / "other.jsonl").write_text("\n".join(json.dumps(record) for record in records))
     write(folder / "late.jsonl", late(0.0098))
@@ -256,6 +260,8 @@ def profiles():
     copies = HostCopyCost(out_per_cell_s=a_second, in_per_cell_s=a_second)
     mixed = PassCosts(**{name: getattr(found[0], name) for name in PassCosts.model_fields})
     found.append(found[0].model_copy(update={"host_copies": copies, "front_end_s": a_second, "mixed": mixed}))
+    by = Corrected(by="llama-bench", rows=2, error_median=0.1, error_p90=0.2)
+    found.append(find_device_profile("qwen3-8b", "h200_sxm").model_copy(update={"corrected": by}))
     return [profile.model_dump(mode="json") for profile in found]
 
 

@@ -1,4 +1,4 @@
-"""``kvsim calibrate``: measure an engine on this machine, or a server that runs."""
+"""``kvsim calibrate``: measure an engine on this machine, or a server that runs, or read what benchmarks measured."""
 
 from __future__ import annotations
 
@@ -12,9 +12,21 @@ import typer
 from kvsim.cli import completion
 from kvsim.cli.calibration_files import CalibrationFiles, Measuring
 from kvsim.cli.option_groups import refuse, takes_groups
-from kvsim.cli.options import AllowRemote, EngineName, Json, KeyEnv, LibraryFolder, LlamaThreads, storage_type_or_none
+from kvsim.cli.options import (
+    AllowRemote,
+    DeviceName,
+    DeviceWeights,
+    Json,
+    KeyEnv,
+    LibraryFolder,
+    LlamaThreads,
+    TensorParallel,
+    storage_type_or_none,
+)
 from kvsim.cli.progress import RunProgress
 from kvsim.cli.servers import ServerAsked
+from kvsim.costs.memory_settings import PLAN_ENGINES, Engine
+from kvsim.errors import UserError, no_such
 from kvsim.model.engine_shapes import STORAGES
 from kvsim.results import writable
 
@@ -27,17 +39,38 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True)
 class Options:
-    """The options of both uses."""
+    """The options of all uses."""
 
+    files: Annotated[
+        list[Path] | None, typer.Argument(hidden=True, help="With --from: more files, as the shell makes of *.json.")
+    ] = None
     model: Annotated[
         str | None,
         typer.Option(
             help="The model to measure: tiny (the default), small, smollm2 (llama.cpp's), or a GGUF file; with --url, "
-            "the server's model, if its file cannot be read.",
+            "the server's model, if its file cannot be read; with --from, the model that was benchmarked.",
             autocompletion=completion.engine_models,
         ),
     ] = None
-    engine: EngineName = "numpy"
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="numpy (our own engine) or llamacpp (the real llama.cpp); with --from, vllm or llamacpp.",
+            autocompletion=completion.measured_engines,
+        ),
+    ] = "numpy"
+    from_: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            metavar="FILE...",
+            help="Instead, correct the times of a model on a device by results of llama-bench, llama-batched-bench, "
+            "vllm bench, GuideLLM or AIPerf.",
+        ),
+    ] = None
+    device: DeviceName = None
+    tp: TensorParallel = None
+    weights: DeviceWeights = None
     url: Annotated[
         str | None,
         typer.Option(
@@ -46,7 +79,10 @@ class Options:
     ] = None
     flags: Annotated[
         str | None,
-        typer.Option(help='With --url: what the server was started with, such as "-np 4 -c 4096 -fa on".'),
+        typer.Option(
+            help='With --url: what the server was started with, such as "-np 4 -c 4096 -fa on"; with --from: what vllm '
+            'bench latency or throughput was, such as "--input-len 512 --output-len 128 --batch-size 8".'
+        ),
     ] = None
     key_env: KeyEnv = None
     allow_remote: AllowRemote = False
@@ -85,7 +121,33 @@ def calibrate(options: Options) -> None:
     """Measure an engine on this machine, or a server that runs, and write a profile of it.
 
     Measures until the intervals are tight or the time is over. An interrupted calibration continues when run again.
+    With --from, reads what benchmarks have measured: kvsim calibrate --from bench.json --model qwen3-8b
     """
+    if options.from_:
+        from kvsim.calibration.bench_subject import BenchOptions
+        from kvsim.cli.bench_calibration import calibrate_by_benchmarks
+
+        why = "means nothing beside --from, which measures nothing"
+        refuse(options, why, "url", "key_env", "allow_remote", "seconds", "threads", "library", "bound", "force")
+        calibrate_by_benchmarks(
+            [*options.from_, *(options.files or [])],
+            BenchOptions(
+                model=options.model,
+                device=options.device,
+                engine=_served_engine(options.engine),
+                weights=options.weights,
+                tp=options.tp or 1,
+                type_k=options.cache_type_k,
+                type_v=options.cache_type_v,
+                flags=options.flags or "",
+            ),
+            options.out,
+            as_json=options.as_json,
+        )
+        return
+    if options.files:
+        raise UserError(f"{options.files[0]}: a file means something only after --from")
+    refuse(options, "only with --from, for results of benchmarks", "device", "tp", "weights")
     if options.url is not None:
         from kvsim.cli.server_calibration import calibrate_url
 
@@ -124,6 +186,16 @@ def calibrate(options: Options) -> None:
     use = f"kvsim {'validate SCENARIO --engine llamacpp' if llama else 'compare'} --profile {target}"
     wanted = partial(_measures, options, model)
     Measuring(files, model, measured, wanted, use).run(options.bound, force=options.force, as_json=options.as_json)
+
+
+def _served_engine(name: str) -> Engine | None:
+    """The engine that a server has, as it is named beside --from; None: as the files say. Raises ``UserError``."""
+    if name == "numpy":
+        return None
+    for known in PLAN_ENGINES:
+        if known == name:
+            return known
+    raise UserError(f"--engine: {no_such('engine', name, PLAN_ENGINES)}")
 
 
 def _measures(options: Options, model: str, found: Profile) -> bool:
