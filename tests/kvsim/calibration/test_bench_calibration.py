@@ -11,8 +11,8 @@ from kvsim.calibration.bench_files.served import Served
 from kvsim.calibration.bench_passes import Limits, PartPrices, passes_of
 from kvsim.calibration.bench_subject import BenchOptions
 from kvsim.costs.devices import device_named
-from kvsim.costs.physics import PassPhysics
 from kvsim.costs.load_profile import load_profile
+from kvsim.costs.physics import PassPhysics
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.simulation.run import run
 from tests.paths import ROOT

@@ -9,9 +9,9 @@ from kvsim.calibration.bench_correction import Factors, Rows, correct
 from kvsim.calibration.bench_files.points import BenchPoint, SetUp
 from kvsim.calibration.bench_passes import Limits, PartPrices, Pass, passes_of
 from kvsim.costs.devices import device_named
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.physics import PassPhysics
-from kvsim.costs.load_profile import load_profile
 from kvsim.model.memory_shapes import memory_shape
 from policies import Group
 from policies.placement.rule import PassReads
