@@ -10,7 +10,8 @@ the number of cells that are scanned, times what a cell costs for the tokens tha
 linear table that never falls. Every coefficient is non-negative: no cost can be bought back.
 
 On a device (``TablePrice``) it costs ``host + work(n) + head(k) + sum over groups of share * attention``, each looked
-up in tables (``PassTables``). Moves, rotations and copies to the host tier come on top (``CostModel``).
+up in tables (``PassTables``), but no less than the host takes to prepare the next one. Moves, rotations and copies to
+the host tier come on top (``CostModel``).
 
 Costs depend on the regime of the pass where a profile has two: decode-only, where every chunk is one token, and mixed.
 On GPUs they differ, because engines run other kernels for a pass in which a chunk has more than one token.
@@ -25,7 +26,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from kvsim.costs.pass_tables import Grid, PassTables, Together
+import numpy as np
+
+from kvsim.costs.pass_tables import Grid, Line, PassTables, Together
 from kvsim.costs.profile import PassCosts, Profile, Regime
 from kvsim.costs.tables import FloatArray, seconds_of_each
 from policies import Group, Kernel
@@ -69,8 +72,10 @@ class RegimePrice(ABC):
     def __init__(self, profile: Profile, work: Callable[[int], FloatArray], groups: Sequence[Group]):
         """``work``: seconds of the matrices by tokens, as for ``_Seconds``."""
         self._work = _Seconds(work)
-        self._host_s: float = 0.0 if profile.host is None else profile.host.seconds
-        self._host_sequence_s: float = 0.0 if profile.host is None else profile.host.sequence_s
+        host = profile.host_share
+        self._host_s: float = 0.0 if host is None else host.seconds
+        self._host_sequence_s: float = 0.0 if host is None else host.sequence_s
+        self._least_s: float = 0.0 if host is None else host.least_s
         self._shares: list[float] = [group.share for group in groups]
         self._share: float = sum(self._shares)
         self.skips: bool = False
@@ -85,6 +90,10 @@ class RegimePrice(ABC):
     @abstractmethod
     def chunks_s(self, chunks: int) -> float:
         """What a pass costs for having ``chunks`` chunks, over all groups."""
+
+    def waits_s(self, seconds: float) -> float:
+        """What a pass of so many seconds waits for the host, which prepares the next one at the same time."""
+        return max(self._least_s - seconds, 0.0)
 
     def runs_s(self, runs: int) -> float:
         """Reading ``runs`` runs of cells in a group of share 1."""
@@ -257,7 +266,8 @@ class TablePrice(RegimePrice):
 
     def __init__(self, profile: Profile, tables: PassTables, regime: Regime, groups: Sequence[Group]):
         work = tables.work if regime == "decode" or tables.prompt_work is None else tables.prompt_work
-        super().__init__(profile, work.each, groups)
+        slower = profile.sustained if regime == "mixed" else None
+        super().__init__(profile, partial(_under_load, work, 1.0 if slower is None else slower.ratio), groups)
         self._head = _Seconds(tables.head.each)
         self._decode, self._prompt = _Table(tables.decode), _Table(tables.prompt)
         grid = tables.decode
@@ -274,7 +284,7 @@ class TablePrice(RegimePrice):
         seconds = self.base_s + self._work.at(tokens) + self.chunks_s(int(chunks))
         for i, group in enumerate(groups):
             seconds += self._shares[i] * self.attention(tokens, chunks, group, together[i])
-        return seconds
+        return seconds + self.waits_s(seconds)
 
     def attention(self, tokens: i64, chunks: i64, group: GroupReads, together: bool) -> float:
         """By cells that are scanned; each chunk scans its own, whatever the kernel; seconds."""
@@ -310,6 +320,14 @@ class TablePrice(RegimePrice):
         cached = max(mean - float(tokens + 1) / 2, 0.0)
         ratio = self._ratios.at([float(tokens), cached, float(singles), float(cells) / float(singles)])
         return ratio * (prompt_s + decode_s)
+
+
+def _under_load(work: Line, ratio: float, stop: int) -> FloatArray:
+    """The seconds of 0, 1, ... tokens as ``Line.each``, but for ``ratio`` times what goes beyond one token's, which is
+    the reading of the weights."""
+    alone = work.each(stop)
+    longer: FloatArray = alone + (ratio - 1) * np.maximum(alone - work.seconds[0], 0.0)
+    return longer
 
 
 def _regime_price(profile: Profile, regime: Regime, kernel: Kernel, groups: Sequence[Group]) -> RegimePrice:

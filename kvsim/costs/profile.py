@@ -12,6 +12,7 @@ from pydantic import AliasChoices, Field, model_validator
 from kvsim.costs.efficiency import Errors
 from kvsim.costs.pass_tables import PassTables
 from kvsim.costs.records import Record, Seconds
+from kvsim.costs.under_load import Host, Sustained, host_share, sustained
 from kvsim.errors import UserError, counted, no_such
 from kvsim.model.engine_shapes import SHAPES, Storage, is_engine_model
 from kvsim.model.memory_shapes import shape_name
@@ -172,16 +173,6 @@ class Corrected(Record):
     error_p90: float | None = None
 
 
-class Host(Record):
-    """What the host adds to each step beside the device's kernels."""
-
-    seconds: Seconds
-    sequence_s: Seconds = 0.0
-    """What it adds for each sequence in the step."""
-    source: str
-    """Whether it was fitted, and to what, or given, and by whom."""
-
-
 _GONE = ("sequence_knots", "sequence_slopes_s", "chunk_knots", "long_context")
 
 
@@ -332,7 +323,7 @@ class Profile(Fit):
     corrected: Corrected | None = None
     """None: the profile was not corrected by results of benchmarks."""
     host: Host | None = None
-    """What the host adds to each step; None where it is part of what was measured."""
+    """What the host adds to each step, if that was given; see ``host_share``."""
     front_end_s: Coefficient | None = None
     """What the network, HTTP and the server's front end add to a request, of a server that was asked over HTTP."""
     assumed: tuple[str, ...] = ()
@@ -371,9 +362,15 @@ class Profile(Fit):
         return found | ({"moves": INFERRED_MOVES} if moves else {})
 
     @property
-    def host_s(self) -> float:
-        """Seconds that the host adds to each step, apart from what is in the costs of passes."""
-        return 0.0 if self.host is None else self.host.seconds
+    def host_share(self) -> Host | None:
+        """What the host adds to each step, as given or as the engine's version does on a device; None where that is
+        part of what was measured."""
+        return host_share(self.engine) if self.host is None and self.device is not None else self.host
+
+    @property
+    def sustained(self) -> Sustained | None:
+        """How much longer matrices take under load than in the tables; None: as long."""
+        return None if self.source is None else sustained(self.device, self.source.title)
 
     def measured_kernel(self, kernel: Kernel) -> bool:
         """Whether attention was measured with this kernel."""
@@ -416,8 +413,9 @@ class Profile(Fit):
     def basis(self) -> str:
         """One line for the head of results: whose times these are, and how well the profile fits."""
         kernels = ": its own kernels, not those of llama.cpp or vLLM" if self.engine == NUMPY else ""
+        under_load = "".join([f" {each}" for each in (self.sustained, self.host_share) if each is not None])
         if self.estimated is not None:
-            return f"Times are estimated: {self._estimate(self.estimated)}"
+            return f"Times are estimated: {self._estimate(self.estimated)}{under_load}"
         if self.corrected is not None:
             errors = self._correction(self.corrected)
         elif self.tables is not None:
@@ -430,9 +428,7 @@ class Profile(Fit):
                 f"on passes held out of its fit the profile has a median error of {self.held_out_error_median:.1%} and "
                 f"a P95 error of {self.held_out_error_p95:.1%}."
             )
-        if self.host is not None:
-            errors += f" The host adds {self.host.seconds * 1e3:.2f} ms to a step: {self.host.source}."
-        return f"Times are those of {self.describe()}{kernels}; {errors}"
+        return f"Times are those of {self.describe()}{kernels}; {errors}{under_load}"
 
     @staticmethod
     def _correction(corrected: Corrected) -> str:

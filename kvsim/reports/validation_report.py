@@ -102,7 +102,7 @@ def _run(run: ServerRun) -> list[Section]:
     if run.network_s is not None:
         lines.append(
             f"The network and the front end take {seconds(run.network_s) if run.network_s else '0 s'} of each TTFT and "
-            "end-to-end latency: one constant, fitted to the requests that waited least"
+            "end-to-end latency: one constant, fitted to the shortest of each"
         )
     worst = UNKNOWN if run.worst != run.worst else share(run.worst)
     lines.append(f"Largest error of a latency at mean, P50 or P99: {worst}")

@@ -127,12 +127,13 @@ class TimeBreakdown:
                 mapping += before.mapping_s
         matrix, pieces, first_s = price.matrix_s(n), price.chunks_s(chunks), price.chunks_s(1)
         waited_s, self._waited_s = self._waited_s, 0.0
-        self._terms.add((price.base_s + pieces, matrix, useful, holes, moves, transfers, mapping, extra, waited_s))
+        base_s = price.base_s + price.waits_s(price.base_s + pieces + matrix + useful + holes)
+        self._terms.add((base_s + pieces, matrix, useful, holes, moves, transfers, mapping, extra, waited_s))
         if self._slot_is_free(n) and not any(self._unfinished(chunk) for chunk in work.beside):
-            self._short_s += price.base_s + pieces + matrix + useful + holes + moves + transfers + mapping
-        base = 0.0 if extra else price.base_s
+            self._short_s += base_s + pieces + matrix + useful + holes + moves + transfers + mapping
+        base = 0.0 if extra else base_s
         all_but_attention = base + matrix + pieces
-        now[:] = (0.0, all_but_attention, useful, holes, moves, price.base_s - base, 0.0, transfers, mapping)
+        now[:] = (0.0, all_but_attention, useful, holes, moves, base_s - base, 0.0, transfers, mapping)
         placed = [*work.beside, *[Chunk(row.seq, row.length - row.n, row.n) for row in work.rows]]
         ones = [chunk.seq for chunk in placed if chunk.n == 1]
         now[ones, _OWN] = one = base + price.matrix_s(1) + first_s

@@ -256,6 +256,7 @@ def test_the_page_has_the_keys_of_the_output(section, files):
 def profiles():
     """What calibrating prints is the profile that it saves; the shipped ones were made so."""
     found = [load_profile(name) for name in ("default", "h100_sxm-llama-3.1-8b")]
+    found[1] = found[1].model_copy(update={"host": found[1].host_share})  # As with --host-ms.
     a_second = Coefficient(value=1.0, low=1.0, high=1.0)
     copies = HostCopyCost(out_per_cell_s=a_second, in_per_cell_s=a_second)
     mixed = PassCosts(**{name: getattr(found[0], name) for name in PassCosts.model_fields})

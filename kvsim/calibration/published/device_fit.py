@@ -18,7 +18,8 @@ from kvsim.costs.pass_layout import REGIMES, Sample, regime_of
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.pass_tables import PassTables
 from kvsim.costs.physics import PassPhysics
-from kvsim.costs.profile import CopyCost, Host, Profile, Range, Source, exactly
+from kvsim.costs.profile import CopyCost, Profile, Range, Source, exactly
+from kvsim.costs.under_load import ALONE, Host
 from kvsim.errors import UserError
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.results import writable
@@ -81,7 +82,9 @@ class DeviceFit:
         return [path, picture]
 
 
-def device_fit(subject: Subject, parts: MeasuredParts, tested: TestedParts, source: Source, host: Host) -> DeviceFit:
+def device_fit(
+    subject: Subject, parts: MeasuredParts, tested: TestedParts, source: Source, host: Host | None
+) -> DeviceFit:
     """The profile whose tables are made of ``parts``, with its errors on whole passes."""
     weights = subject.weights or subject.shape.default_type
     physics = PassPhysics(subject.device, subject.shape, weights, tp=subject.tp)
@@ -114,8 +117,8 @@ def device_fit(subject: Subject, parts: MeasuredParts, tested: TestedParts, sour
 
 
 def _held_against(profile: Profile, tables: PassTables, passes: Sequence[Sample]) -> DeviceFit:
-    """The profile with the errors of tables on whole passes, whose seconds have no share of the host."""
-    tested = profile.model_copy(update={"host": None, "tables": tables})
+    """The profile with the errors of tables on whole passes, to whose seconds nothing is added."""
+    tested = profile.model_copy(update={"host": ALONE, "source": None, "tables": tables})
     price = PassPrice(tested, profile.own_kernel, (Group(0),))
     seconds = np.array([each.seconds for each in passes])
     predicted = np.array([price.seconds(_reads(each)) for each in passes])

@@ -11,16 +11,11 @@ from kvsim.calibration.published.device_fit import DeviceFit, Subject, device_fi
 from kvsim.calibration.published.layer_tables import LayerTables, Link, read_layer_tables
 from kvsim.costs.devices import Device, device_named, recorded_device
 from kvsim.costs.memory_plan import default_cells
-from kvsim.costs.profile import Host, Source
+from kvsim.costs.profile import Source
+from kvsim.costs.under_load import Host
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.recorded_names import recorded_model
-
-NO_HOST = (
-    "given, because vLLM since 0.14 prepares a step while the device computes the one before, and two recorded servers "
-    "show no more"
-)
-"""Why the host adds nothing to a step unless it is told otherwise."""
 
 _EXPERTS = ("Tokens are assumed to choose their experts evenly.",)
 
@@ -37,7 +32,7 @@ class ImportOptions:
     """Bandwidth between the devices that share the model, in each direction, 10**9 bytes/s."""
     link_latency_us: float | None = None
     host_ms: float | None = None
-    """What the host adds to each step; by default nothing."""
+    """What the host adds to each step; by default what the engine's version is known to."""
     source: str | None = None
     """Source of the tables: a person, project or paper."""
     url: str = ""
@@ -72,7 +67,7 @@ def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) 
         notes=(*_notes(options), *inferred, *_EXPERTS[: min(shape.n_experts, 1)], *options.notes),
     )
     subject = Subject(device, shape, f"vllm {version}", options.tp)
-    return device_fit(subject, parts, tested, source, host_of("vllm", options.host_ms))
+    return device_fit(subject, parts, tested, source, given_host(options.host_ms))
 
 
 def _tables_of(tables: LayerTables, model: str | None) -> tuple[LayerTables, str, tuple[str, ...]]:
@@ -109,11 +104,9 @@ def _version(meta: dict[str, Any]) -> str:
     return f"of {day}" if re.fullmatch(r"\d{4}-\d\d-\d\d", day) else "of an unknown date"
 
 
-def host_of(engine: str, host_ms: float | None) -> Host:
-    """What the host adds to each step, as it is given; by default nothing."""
-    if host_ms is not None:
-        return Host(seconds=host_ms * 1e-3, source="given with --host-ms")
-    return Host(seconds=0.0, source=NO_HOST if engine == "vllm" else f"given; what {engine} adds was not measured")
+def given_host(host_ms: float | None) -> Host | None:
+    """What the host adds to each step, if it is given."""
+    return None if host_ms is None else Host(seconds=host_ms * 1e-3, source="given with --host-ms")
 
 
 def _link(options: ImportOptions) -> Link | None:

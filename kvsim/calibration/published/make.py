@@ -9,12 +9,12 @@ import numpy as np
 from platformdirs import user_cache_path
 
 from kvsim.calibration.published.device_fit import DeviceFit, Subject, device_fit
-from kvsim.calibration.published.imports import host_of
+from kvsim.calibration.published.imports import given_host
 from kvsim.calibration.published.package import PackageModel, ask, package_parts, package_passes
 from kvsim.calibration.published.sampling import PASSES
 from kvsim.calibration.published.table_making import TestedParts
 from kvsim.costs.load_profile import load_profile
-from kvsim.costs.profile import Host
+from kvsim.costs.under_load import Host
 from kvsim.errors import UserError
 from kvsim.experiments.fingerprint import code_version, digest_of
 
@@ -36,13 +36,13 @@ def make_profile(
 ) -> DeviceFit:
     """The profile of a model on a device, and the passes that were held out of its fit.
 
-    ``host_ms``: what the host adds to each step, which the package does not know, and is nothing unless given; the
-    others are as for ``ask``, and ``passes`` is how many are priced. The result is kept in the folder ``cache``
-    (without it, in the platform's folder for this user's caches) and taken from there where nothing that it depends on
-    has changed: neither the code, nor the package, nor what is asked. Raises ``UserError`` for what the package does
-    not know, and if it is missing.
+    ``host_ms``: what the host adds to each step, where it is not what is known of the engine's version; the others are
+    as for ``ask``, and ``passes`` is how many are priced. The result is kept in the folder ``cache`` (without it, in
+    the platform's folder for this user's caches) and taken from there where nothing that it depends on has changed:
+    neither the code, nor the package, nor what is asked. Raises ``UserError`` for what the package does not know, and
+    if it is missing.
     """
-    host = host_of(engine, host_ms)
+    host = given_host(host_ms)
     question = ask(device, model, engine=engine, engine_version=engine_version, tp=tp, weights=weights)
     source = question.source
     folder = user_cache_path("kvsim", appauthor=False) / "device-profiles" if cache is None else cache
@@ -64,12 +64,12 @@ def make_profile(
     return made
 
 
-def _key(question: PackageModel, host: Host, passes: int) -> str:
+def _key(question: PackageModel, host: Host | None, passes: int) -> str:
     """A name for all that a profile depends on."""
     asked = (question.device.name, question.engine, question.engine_version, question.tp, question.chosen_weights)
     shape = [str(value) for value in astuple(question.shape)]
-    source = question.source.model_dump()
-    return digest_of(code_version(), asked, shape, dict(question.config), host.model_dump(), source, passes, SEED)
+    source, given = question.source.model_dump(), None if host is None else host.model_dump()
+    return digest_of(code_version(), asked, shape, dict(question.config), given, source, passes, SEED)
 
 
 def _read(kept: Path) -> DeviceFit | None:

@@ -63,7 +63,10 @@ def import_folder(
         float | None, typer.Option(help="With --tp: latency of a message between them, µs.", min=0)
     ] = None,
     host_ms: Annotated[
-        float | None, typer.Option(help="What the host adds to each step, ms; by default nothing.", min=0, max=1000)
+        float | None,
+        typer.Option(
+            help="What the host adds to each step, ms; by default as the version is known to.", min=0, max=1000
+        ),
     ] = None,
     source: Annotated[str | None, typer.Option(help="Who measured the tables.")] = None,
     url: Annotated[str, typer.Option(help="Where they were published.")] = "",
@@ -104,7 +107,10 @@ def make(
         ),
     ] = None,
     host_ms: Annotated[
-        float | None, typer.Option(help="What the host adds to each step, ms; by default nothing.", min=0, max=1000)
+        float | None,
+        typer.Option(
+            help="What the host adds to each step, ms; by default as the version is known to.", min=0, max=1000
+        ),
     ] = None,
     out: Out = None,
     as_json: Json = False,

@@ -62,7 +62,7 @@ def predict(recording: RecordedServer, profile: Profile, name: str | None, progr
     requests = _side_by_side(recording, predicted=predicted_latencies(recording, result))
     network_s = None
     if recording.meta.clock == "client":
-        network_s = fitted_network_s(requests, result)
+        network_s = fitted_network_s(requests)
         for measure in ("ttft_s", "e2e_s"):
             requests[f"predicted_{measure}"] += network_s
     failed = result.summary["failed"]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kvsim.costs.devices import recorded_device
 from kvsim.costs.memory_plan import plan
 from kvsim.costs.profile import Profile
+from kvsim.costs.under_load import ASYNCHRONOUS_SINCE
 from kvsim.costs.vllm_profile import serve_defaults
 from kvsim.engines.recordings.recorded_server import RecordedServer, ServerMeta
 from kvsim.errors import UserError, counted
@@ -15,8 +16,6 @@ from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.recorded_names import recorded_model
 from kvsim.scenario.scenario import Scenario, load_scenario
 
-_ASYNCHRONOUS_SINCE = (0, 14)
-"""vLLM composes steps ahead by default (``SchedulerConfig.async_scheduling``)."""
 _WHOLE_PROMPT_SINCE = (0, 19)
 """A request starts only where its whole prompt fits (pull request 37307, ``scheduler_reserve_full_isl``)."""
 _PLAIN_FIRST_SINCE = (0, 23)
@@ -59,7 +58,7 @@ def vllm_behaviour(version: str) -> VllmBehaviour:
         raise UserError(f"no version of vLLM is called {version!r:.40}; one such as 0.19.0 is expected")
     number = int(found[1]), int(found[2])
     return VllmBehaviour(
-        number >= _ASYNCHRONOUS_SINCE, number >= _WHOLE_PROMPT_SINCE, plain_first=number >= _PLAIN_FIRST_SINCE
+        number >= ASYNCHRONOUS_SINCE, number >= _WHOLE_PROMPT_SINCE, plain_first=number >= _PLAIN_FIRST_SINCE
     )
 
 

@@ -17,6 +17,7 @@ from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.physics import PassPhysics
 from kvsim.costs.profile import Profile
 from kvsim.costs.shipped import is_shipped
+from kvsim.costs.under_load import Host
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import memory_shape
 from policies import Chunk, Group, MicroBatch, Place, Reads
@@ -55,7 +56,9 @@ def by_hand(chunks, profile):
     longer = [(n, n + before) for n, before in chunks if n > 1]
     work = tables.prompt_work if longer and tables.prompt_work is not None else tables.work
     found = float(np.interp(sum(n for n, _ in chunks), work.at, work.seconds))
-    found += float(np.interp(len(chunks), tables.head.at, tables.head.seconds)) + profile.host.seconds
+    if longer and profile.sustained is not None:
+        found += (profile.sustained.ratio - 1) * max(found - work.seconds[0], 0.0)
+    found += float(np.interp(len(chunks), tables.head.at, tables.head.seconds))
     decode_s = in_grid(tables.decode, len(singles), np.mean(singles)) if singles else 0.0
     if not longer:
         return found + decode_s
@@ -127,7 +130,7 @@ def test_profiles_of_machines_have_one_regime():
 
 
 def test_the_host_adds_to_a_step_and_for_each_of_its_sequences():
-    host = ON_H100.host.model_copy(update={"seconds": 1e-3, "sequence_s": 1e-5})
+    host = Host(seconds=1e-3, sequence_s=1e-5, source="this test")
     chunks = [(1, 100)] * 8 + [(64, 0)]
     more = seconds(ON_H100.model_copy(update={"host": host}), chunks) - seconds(ON_H100, chunks)
     assert more == pytest.approx(1e-3 + 9e-5)

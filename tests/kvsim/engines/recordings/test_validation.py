@@ -3,11 +3,14 @@
 import gzip
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import kvsim
 from kvsim.costs.load_profile import load_profile
+from kvsim.costs.under_load import Host, host_share
+from kvsim.engines.recordings.latencies import fitted_network_s
 from kvsim.engines.recordings.recorded_server import read_recorded_server
 from kvsim.engines.recordings.validation import validate_recorded
 from kvsim.engines.recordings.vllm_scenario import replay_scenario, vllm_behaviour
@@ -21,6 +24,7 @@ from tests.worlds import command
 from workloads import WorkloadError
 
 RUNS = sorted((REFERENCE / "vllm-gpu" / "runs").glob("*.jsonl.gz"))
+OF_H100 = sorted((REFERENCE / "vllm-gpu" / "more-runs").glob("h100-*.jsonl.gz"))
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 
 
@@ -403,6 +407,34 @@ def test_recorded_servers_of_others_are_predicted_within_five_percent(path):
     (server,) = validate_recorded(path).runs
     assert server.worst <= 0.05
     assert server.table["error"].abs().max() <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not OF_H100, reason=f"no recordings in {REFERENCE.name}/vllm-gpu/more-runs beside the project")
+@pytest.mark.parametrize("path", OF_H100, ids=lambda path: path.name.split(".jsonl")[0])
+def test_recorded_servers_from_idle_to_near_saturation_are_predicted_within_eight_percent(path):
+    (server,) = validate_recorded(path).runs
+    assert server.worst <= 0.08
+
+
+def test_a_device_is_asked_with_the_host_of_the_recorded_version(write, lines):
+    def on_an_h100(meta):
+        meta.update(model="meta-llama/Llama-3.1-8B", device="NVIDIA H100 80GB HBM3", version="0.12.0")
+
+    (server,) = validate_recorded(write(changed(lines, 0, on_an_h100))).runs
+    assert server.profile.host == host_share("vllm 0.12.0")
+    given = server.profile.model_copy(update={"host": Host(seconds=0.5, source="this test")})
+    (server,) = validate_recorded(write(changed(lines, 0, on_an_h100)), given).runs
+    assert server.profile.host == given.host
+
+
+def test_the_constant_of_a_client_does_not_rest_on_which_requests_just_missed_a_step():
+    waits = pd.DataFrame(
+        {"measured_ttft_s": np.arange(100) / 100, "predicted_ttft_s": np.roll(np.arange(100), 50) / 100}
+    )
+    assert fitted_network_s(waits) == 0
+    assert fitted_network_s(waits.assign(measured_ttft_s=waits["measured_ttft_s"] + 0.01)) == pytest.approx(0.01)
+    assert fitted_network_s(waits.iloc[:0]) == 0
 
 
 def test_a_profile_of_another_device_is_refused(write, lines):
