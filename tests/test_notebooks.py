@@ -62,19 +62,32 @@ def test_a_notebook_has_a_small_size(path):
     assert SIZE in source(code_cells(path)[0]).splitlines()
 
 
-@pytest.mark.slow
-@each_notebook
-def test_a_notebook_runs_and_was_saved_with_its_outputs(path, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def kernel():
+    """For one notebook after the other, since the packages that they use take seconds to load."""
     import nbformat  # Takes a second, and every process that runs tests loads this file.
     from nbclient import NotebookClient
 
-    monkeypatch.setenv("KVSIM_NOTEBOOKS", "small")
-    saved, fresh = code_cells(path), nbformat.read(path, as_version=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVSIM_NOTEBOOKS", "small")
+        client = NotebookClient(nbformat.v4.new_notebook(), timeout=120, kernel_name="python3")
+        with client.setup_kernel():
+            yield client
+
+
+@pytest.mark.slow
+@each_notebook
+def test_a_notebook_runs_and_was_saved_with_its_outputs(path, tmp_path, kernel):
+    import nbformat
+
+    saved, kernel.nb = code_cells(path), nbformat.read(path, as_version=4)
     own = path.with_name(path.stem.partition("-")[2].removeprefix("your-"))
     if own.is_dir():  # What a notebook reads.
         shutil.copytree(own, tmp_path / own.name)
-    NotebookClient(fresh, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
-    assert [kinds(cell) for cell in saved] == [kinds(cell) for cell in executable(fresh)]
+    # No name of another's is left.
+    kernel.nb.cells.insert(0, nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {tmp_path}"))
+    kernel.execute(cleanup_kc=False)
+    assert [kinds(cell) for cell in saved] == [kinds(cell) for cell in executable(kernel.nb)[1:]]
     assert [cell["execution_count"] for cell in saved] == list(range(1, len(saved) + 1))
 
 

@@ -56,6 +56,7 @@ def test_it_is_no_worse_than_blocks_of_one_cell(policy):
     assert mine["cache"]["stored_cells_mean"] == pytest.approx(paged["cache"]["stored_cells_mean"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_what_it_tells_of_its_cells_is_what_is_counted_where_a_policy_says_nothing(policy):
     class Silent(policy):
         """It has no more than the required methods, and what the server may do with a kept prefix."""
@@ -88,6 +89,7 @@ def test_a_real_model_writes_on_it_what_it_writes_without_a_cache(policy):
     assert wrong_texts(serve_for_real(built, engine), engine) == 0
 
 
+@pytest.mark.slow
 @given(seed=SEEDS, cells=st.sampled_from([30, 64, 300]), n_ubatch=st.sampled_from([2, 8, 64]))
 @settings(deadline=None)
 def test_its_rule_places_what_it_places_step_by_step(ruled, seed, cells, n_ubatch):
@@ -104,6 +106,7 @@ def test_its_rule_places_what_it_places_step_by_step(ruled, seed, cells, n_ubatc
     live(lambda: Leaves(CacheConfig(cells=cells, n_ubatch=n_ubatch)), story(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["llama-server", "llama-server-b4875", "vllm", "static"])
 def test_its_rule_changes_nothing_of_a_run(policy, ruled, scheduler):
     scenario = kvsim.load_scenario("chat", workload__requests=20, server__scheduler=scheduler, cache__cells=1500)

@@ -87,6 +87,7 @@ def dense(text, visible):
 SAID = slice(PROMPT - 1, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("name", EVICTING)
 def test_what_is_read_under_eviction_is_a_dense_pass_that_masks_what_was_evicted(name, groups):

@@ -248,6 +248,7 @@ def test_the_pareto_figure_explains_its_markers():
     assert figure.axes[0].lines[3].get_markerfacecolor() != "white"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [(11, 14, 18), (100, 140, 190), (11, 60, 95), (3, 30, 90), (7, 50, 900)])
 def test_latencies_have_labels_that_do_not_collide(values):
     latency = dict(zip(("p50", "p95", "p99"), (v / 1e3 for v in values), strict=True))

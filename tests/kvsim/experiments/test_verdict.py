@@ -371,6 +371,7 @@ def test_results_are_those_of_the_first_replication():
         kvsim.compare(scenario, replications=0)
 
 
+@pytest.mark.slow
 def test_a_saved_comparison_has_nothing_of_an_earlier_one(tmp_path):
     short = kvsim.load_scenario("chat", workload__requests=20)
     kvsim.compare(short, ["paged", "contiguous"], replications=2).save(tmp_path)

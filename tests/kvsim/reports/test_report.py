@@ -501,6 +501,7 @@ def test_the_slider_moves_the_snapshots(browser, page):
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_snapshots_play(browser, page):
     from selenium.webdriver.support.ui import WebDriverWait

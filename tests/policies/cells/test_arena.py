@@ -1,6 +1,7 @@
 """The arena against a plain model: for each cell a position, a set of sequences, and a rotation."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,6 +143,7 @@ def compare(arena, plain):
         assert arena.last_position(seq) == (positions[-1] if mine else -1)
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(st.lists(OPERATIONS, min_size=5, max_size=25))
 def test_every_operation_agrees_with_the_plain_model(operations):
@@ -174,6 +176,7 @@ def test_a_placement_undone_leaves_no_trace(operations, plan):
     perform(arena, plain, ("settle",))
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(st.lists(OPERATIONS, min_size=4, max_size=15), st.lists(st.lists(EDITS, max_size=4), min_size=2, max_size=4))
 def test_updates_put_back_are_given_out_again(operations, rounds):

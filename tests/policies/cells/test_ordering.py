@@ -28,6 +28,7 @@ def at_once(runs, size):
     return cells
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=8) | st.lists(st.integers(1, 2), min_size=18, max_size=24),

@@ -53,6 +53,7 @@ OPERATIONS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @pytest.mark.parametrize("name", [*POLICIES, "regions"])
 @given(

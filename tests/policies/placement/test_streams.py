@@ -29,6 +29,7 @@ def caches(draw):
     return lambda: MultiStreamPolicy("drawn", config, specs, n_streams=streams, kernel=kernel)
 
 
+@pytest.mark.slow
 @given(caches(), SEEDS)
 @settings(max_examples=150, deadline=None)
 def test_rows_take_the_cells_that_steps_take_that_are_asked_for(make, seed):
@@ -50,6 +51,7 @@ def test_consecutive_streams_share_passes_as_far_as_a_pass_has_room(n_ubatch, pa
     assert twins.step()
 
 
+@pytest.mark.slow
 @given(st.booleans(), st.sampled_from([0.05, 0.3]), SEEDS)
 @settings(max_examples=12, deadline=None)
 def test_compaction_comes_before_the_same_steps(contiguous, threshold, seed):
@@ -59,6 +61,7 @@ def test_compaction_comes_before_the_same_steps(contiguous, threshold, seed):
     live(lambda: mid_2025("mid", config, caches, **options), story(seed, tokens=600, events=16), most=1400)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_presets_of_long_sequences_go_on_as_when_they_are_asked(name, unified):

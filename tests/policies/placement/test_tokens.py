@@ -36,6 +36,7 @@ class Measured:
         self.drawn.forget(seq)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @given(config=CONFIGS, seed=SEEDS, reserves=st.booleans())
 @settings(max_examples=40, deadline=None)
@@ -43,6 +44,7 @@ def test_rows_evict_and_place_as_if_each_step_were_asked_for(name, config, seed,
     live(lambda: available()[name](config), story(seed), most=90, reserves=reserves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @given(config=CONFIGS, seed=SEEDS)
 @settings(max_examples=20, deadline=None)

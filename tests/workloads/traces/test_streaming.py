@@ -87,6 +87,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", WRITTEN.values(), ids=WRITTEN)
 @pytest.mark.parametrize("keys", [{}, {"start_s": 30.0, "stop_s": 300.0, "rate_scale": 3.0}, {"limit": 70}], ids=str)
 def test_many_rows_at_once_are_the_same_rows(any_path, monkeypatch, how, keys):

@@ -123,6 +123,7 @@ def test_set_ups_with_the_same_weights_generate_the_same(report):
     assert outputs[0] == outputs[1] == outputs[2] == outputs[3] == outputs[4]
 
 
+@pytest.mark.slow
 def test_caches_hold_every_number_of_tokens():
     """Doubling a growing buffer needs further cells; all three forms generate the same."""
     model = Transformer.random(footprint._MINIATURE, seed=1)

@@ -49,6 +49,7 @@ def test_when_it_is_certain(slo, job, least):
     assert ended_until_certain(slo, [finished(i, **job) for i in range(100)], 100) == least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slo", ["ttft_p95<100ms,tpot_p95<4ms", "e2e_mean<300ms", "e2e_p50<150ms", "ttft_p99<60ms"])
 def test_the_verdict_is_that_of_the_whole_run(slo):
     traffic, level = read_traffic(BUSY, 1, 80, 1.0), read_slo(slo)

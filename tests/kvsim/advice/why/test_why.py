@@ -112,6 +112,7 @@ def test_attention_behind_a_window_is_charged_no_more_than_it_costs():
     assert (causes[SECONDS] >= 0).all(axis=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
 @pytest.mark.parametrize("name", ["contiguous", "llama.cpp-b4666", "paged", "streams", "idle-compaction", "ring"])
 def test_shares_of_a_difference_make_up_the_whole(name, scheduler):
@@ -503,6 +504,7 @@ def test_a_slow_machine_is_diagnosed_from_saved_output(tmp_path):
     assert "accepted: paged, contiguous" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_of_results_is_run_again(tmp_path):
     world = load_scenario(FEW, name="tight", workload__rate=20.0)
     kvsim.compare(world, ["contiguous", "paged"], snapshots=False).save(tmp_path / "tight")

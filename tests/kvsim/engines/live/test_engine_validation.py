@@ -18,6 +18,7 @@ from workloads import Request
 WORLD = load_scenario("chat", workload__requests=40, workload__rate=30.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["contiguous", "paged", "idle-compaction", "adaptive", "sliding-window"])
 def test_a_script_gives_the_same_schedule_whatever_steps_take(name):
     runs = []

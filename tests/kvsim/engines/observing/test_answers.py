@@ -121,6 +121,7 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # A busy machine may take long over one of them.
 @given(st.dictionaries(st.sampled_from(KEYS), ANYTHING))
 def test_whatever_a_server_says_is_taken(told):

@@ -72,6 +72,7 @@ def test_other_costs_are_seen(write, make):
     assert error(run, "ttft_s", column="unpaced") > 0.2
 
 
+@pytest.mark.slow
 @both
 def test_a_profile_is_fitted_to_other_recordings_of_the_server(write, make):
     first = write(make(Asked(asked(45, seed=1))), "first.jsonl")
