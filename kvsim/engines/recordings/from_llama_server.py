@@ -10,7 +10,7 @@ from statistics import median
 from kvsim.costs.profile import MachineInfo
 from kvsim.engines.recordings.llama_server_replay import LlamaServerReplay, tokens_of
 from kvsim.engines.recordings.recorded_server import ServedRequest, ServerMeta
-from kvsim.engines.recordings.recording_files import Record
+from kvsim.engines.recordings.recording_files import Record, whole_number
 from kvsim.engines.recordings.seen_steps import SeenRequest, seen_steps
 from kvsim.engines.recordings.shared_texts import SharedTexts
 from kvsim.engines.recordings.steps import (
@@ -121,8 +121,8 @@ def _workload(records: Sequence[Record], defaults: Record) -> InMemoryRequests:
         asked, came = record["n_predict"], len(record.get("token_s", ()))
         output = max(1, asked) if asked >= 0 else came or 1
         answer = record.get("output") or [record.get("answer") or 0] * output
-        content = texts.add(record["id"], prompt, answer[:output])
-        number, arrival_s = record["id"], float(record["send_s"])
+        number, arrival_s = whole_number(record, "id", least=0), float(record["send_s"])
+        content = texts.add(number, prompt, answer[:output])
         found.append(Request(number, arrival_s, len(prompt), output, content=content, **own))
     return InMemoryRequests(tuple(found))
 

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from kvsim.engines.recordings.recorded_server import ServedRequest, ServerMeta, ServerSecond
-from kvsim.engines.recordings.recording_files import Record
+from kvsim.engines.recordings.recording_files import Record, whole_number
 from kvsim.engines.recordings.seen_steps import SeenRequest, seen_steps
 from kvsim.engines.recordings.server_flags import flag_value
 from kvsim.engines.recordings.steps import (
@@ -183,7 +183,7 @@ def _workload(requests: list[Record]) -> InMemoryRequests:
     for record in sorted(requests, key=lambda record: (record["sent"], record["r"])):
         record = by_number[record["r"]]
         content = tuple(_segment(source, start, n, texts, by_number) for source, start, n in record["prompt"])
-        number, sent_s = record["r"], record["sent"] / 1e3
+        number, sent_s = whole_number(record, "r", least=0), record["sent"] / 1e3
         found.append(Request(number, sent_s, record["n_prompt"], record["n_out"], content=content))
     return InMemoryRequests(tuple(found))
 

@@ -74,9 +74,9 @@ def write_recording(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
         raise UserError(f"{path}: cannot write: {e.strerror}") from None
 
 
-def whole_number(header: Record, key: str, default: int | None = None) -> int:
-    """A count from a header. Raises ``ValueError`` unless it is a whole number from 1 to 2**31."""
+def whole_number(header: Record, key: str, default: int | None = None, *, least: int = 1) -> int:
+    """A count from a record. Raises ``ValueError`` unless it is a whole number from ``least`` to 2**31."""
     value = header[key] if default is None else header.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**31:
-        raise ValueError(f"{key} is {value!r:.40}; a whole number from 1 to 2**31 is expected")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 2**31:
+        raise ValueError(f"{key} is {value!r:.40}; a whole number from {least} to 2**31 is expected")
     return value

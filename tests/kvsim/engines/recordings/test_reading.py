@@ -36,8 +36,8 @@ both = pytest.mark.parametrize("name", MAKERS)
 
 
 @functools.cache
-def small(name):
-    return MAKERS[name](Asked(asked(12, longest=150)))
+def small(name, requests=12, longest=150):
+    return MAKERS[name](Asked(asked(requests, longest=longest)))
 
 
 def at(lines, kind):
@@ -257,7 +257,7 @@ def test_a_file_that_is_cut_is_refused_or_predicted(write, name):
 def test_nonsense_is_predicted_or_refused_in_one_line(write, name, seed, value):
     """Any one value of a recording replaced."""
     rng = random.Random(seed)
-    lines = small(name)
+    lines = small(name, 4, 40)
     kind = rng.choice(["meta", "request", "step", "event"])
     line = rng.choice([number for number, each in enumerate(lines) if each["type"] == kind] or [0])
     spot = lines[line]
