@@ -1,12 +1,11 @@
 """Correctness of the engine: under every policy the text equals a recomputation without a cache."""
 
 from functools import cache
-from typing import get_args
 
 import numpy as np
 import pytest
 
-from kvsim.model.engine_shapes import SHAPES, Storage
+from kvsim.model.engine_shapes import SHAPES, STORAGES
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
@@ -113,7 +112,7 @@ def test_a_policy_that_names_wrong_cells_garbles_the_text():
     assert wrong_texts(serve_for_real(policy, engine), engine) > 0
 
 
-@pytest.mark.parametrize("storage", get_args(Storage))
+@pytest.mark.parametrize("storage", STORAGES)
 def test_moves_copy_keys_and_values_even_where_runs_overlap(storage):
     engine = Engine(MODEL, [Group(12)], "gather", seed=0, type_k=storage, type_v=storage)
     rng = np.random.default_rng(1)

@@ -1,12 +1,10 @@
 """Storage of K and V compared with the formats' definitions, number by number."""
 
-from typing import get_args
-
 import numpy as np
 import pytest
 
 from kvsim.errors import UserError
-from kvsim.model.engine_shapes import SHAPES, ModelShape, Storage
+from kvsim.model.engine_shapes import SHAPES, STORAGES, ModelShape
 from real_engine.storage import QK, store
 
 SHAPE = ModelShape(n_layers=1, d_model=128, n_heads=4, n_kv_heads=2, d_head=64, d_ff=64, vocabulary=16)
@@ -41,7 +39,7 @@ def test_quantised_blocks_equal_ggmls(storage, by_hand):
     assert (kept.read(slice(3, 4))[:, 0] == read[:, 2]).all()
 
 
-@pytest.mark.parametrize("storage", get_args(Storage))
+@pytest.mark.parametrize("storage", STORAGES)
 def test_stores_take_the_bytes_that_the_simulator_counts(storage):
     cells = 100
     held = sum(

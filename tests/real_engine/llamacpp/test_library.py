@@ -1,12 +1,11 @@
 """Loading llama.cpp, its models and contexts, and refusals of what it does not support."""
 
 import itertools
-from typing import get_args
 
 import pytest
 
 from kvsim.errors import UserError
-from kvsim.model.engine_shapes import Storage
+from kvsim.model.engine_shapes import STORAGES
 from real_engine.llama_library import Context, ContextSettings, Library, LlamaModel
 from tests.real_engine.llamacpp.conftest import FOLDER
 
@@ -72,7 +71,7 @@ def test_batches_may_be_smaller_than_a_token_of_each_sequence(model, n_batch, se
 @pytest.mark.parametrize("flash", [False, True])
 def test_each_type_of_cache_works_or_is_refused(model, flash):
     """A type that llama.cpp takes and then aborts the process for must be refused as well."""
-    for type_k, type_v in itertools.product(get_args(Storage), repeat=2):
+    for type_k, type_v in itertools.product(STORAGES, repeat=2):
         settings = ContextSettings(cells=256, type_k=type_k, type_v=type_v, flash_attention=flash)
         try:
             context = Context(model, settings)
