@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvsim.engines.published.servers import REQUESTS
+from kvsim.engines.published.servers import FRONT_END, REQUESTS
 from kvsim.engines.published.validation import GROUPS
 from kvsim.errors import counted
 from kvsim.reports.formats import error, seconds, share, whole
@@ -36,11 +36,14 @@ def published_report(validation: PublishedValidation) -> Report:
         conclusions.append(
             "Where memory decides: median error {} of TPOT, {} of TTFT".format(*(share(each) for each in of_memory))
         )
+    around, token = FRONT_END
     about = [
         f"Each point is a closed loop: as many clients as its concurrency, each with {REQUESTS} requests, one after "
         "another. TTFT and TPOT are means, which the points do not say; throughput is clients x output tokens over the "
         "time of an answer, of both sides.",
-        "The clients, HTTP and the tokenizer are not simulated.",
+        f"Front end: {1e3 * around:g} ms around each request, and a tokenizer that takes prompt after prompt, "
+        f"{1e6 * token:g} µs for each token; fitted to the third of InferenceMAX's points that may be looked at. Elsewhere "
+        "clients, HTTP and tokenizer are not simulated.",
         *(f"Taken to be the server's: {line}" for line in validation.assumed),
     ]
     tables = [_errors(validation), _points("The worst", validation.worst, _WORST)]
@@ -83,13 +86,19 @@ def _errors(validation: PublishedValidation) -> Table:
     ]
     for key, name in (("ttft", "TTFT"), ("tpot", "TPOT"), ("throughput", "tokens/s")):
         columns += [
-            Column(f"{name}: median, signed", f"{key}_bias", error),
-            Column(f"{name}: median", f"{key}_median", share),
-            Column(f"{name}: P90", f"{key}_p90", share),
+            Column(f"{name} signed", f"{key}_bias", error),
+            Column(f"{name} median", f"{key}_median", share),
+            Column(f"{name} P90", f"{key}_p90", share),
         ]
     order = {name: i for i, name in enumerate(("all", *GROUPS))}
     rows = sorted(validation.groups.to_dict("records"), key=lambda row: order[row["by"]])
-    return Table("Errors", columns, rows, "Errors: predicted over measured, less 1", keys=2)
+    return Table(
+        "Errors",
+        columns,
+        rows,
+        "Errors: predicted over measured, less 1; signed: their median, then median and P90 of their size",
+        keys=2,
+    )
 
 
 def _points(title: str, points: Any, note: str, at_most: int | None = None) -> Table:

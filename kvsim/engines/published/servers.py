@@ -84,9 +84,7 @@ class ServerFlags(BaseModel):
             "--async-scheduling": "on" if self.asynchronous else None,
         }
         words = [f"{name} {value}" for name, value in said.items() if value is not None]
-        around, token = FRONT_END
-        front = f"a front end that adds {1e3 * around:g} ms and {1e6 * token:g} µs for each token of a prompt"
-        return ", ".join([*words, lengths, *([front] if self.front_end else [])])
+        return ", ".join([*words, lengths, *(["front end"] if self.front_end else [])])
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ GROUPS = ("model", "device", "tp", "concurrency", "isl", "memory", "third")
 _UP_TO = ("concurrency", "isl")
 """Of these, groups go up to powers of two."""
 WORST = 10
+_AGAIN = "the same measurement stands in a line before"
 _PRESSED = 0.5
 """Share of the blocks that the longest requests of all clients need, from which a point is shown with those of the same
 server in which memory decides."""
@@ -80,7 +81,7 @@ class PublishedValidation:
     @property
     def pressed(self) -> pd.DataFrame:
         """The rows in which memory decides, and those before them of the same servers and lengths: the table's own."""
-        server = ["model", "device", "tp", "precision", "isl", "osl"]
+        server = ["model", "device", "tp", "precision", "version", "isl", "osl"]
         decided = self.table[self.table["memory"] == "decides"][server].drop_duplicates()
         near = self.table[self.table["needed_blocks"] >= _PRESSED * self.table["blocks"]]
         return near.merge(decided, on=server).sort_values([*server, "concurrency"], kind="stable")
@@ -200,8 +201,22 @@ def validate_published(
     points = chosen_points(read_points(None if file is None else Path(file)), only)
     if not points:
         raise UserError(f"{file}: there are no points in it")
-    refused = [Outcome(point, None, reason, tried=False) for point in points if (reason := why_not(point))]
-    able = [point for point in points if not why_not(point)]
+    reasons = _reasons(points)
+    refused = [
+        Outcome(point, None, reason, tried=False) for point, reason in zip(points, reasons, strict=True) if reason
+    ]
+    able = [point for point, reason in zip(points, reasons, strict=True) if not reason]
     drawn = np.random.default_rng(seed).permutation(len(able))[:sample]
     done = replay([able[i] for i in sorted(drawn)], workers, progress)
     return PublishedValidation((*done, *refused), len(able), seed)
+
+
+def _reasons(points: Sequence[Point]) -> list[str | None]:
+    """Why each point is not replayed; None for those that are. Of equal measurements only the first is."""
+    seen: set[Point] = set()
+    found = []
+    for point in points:
+        same = replace(point, id="", source="")
+        found.append(why_not(point) or (_AGAIN if same in seen else None))
+        seen.add(same)
+    return found

@@ -19,7 +19,7 @@ from kvsim.errors import UserError
 from kvsim.simulation.arrivals import Inbox
 from policies import Group
 from policies.placement.rule import PassReads
-from tests.kvsim.engines.published import REPLAYED, write_points
+from tests.kvsim.engines.published import REPLAYED, ROWS, write_points
 
 
 @pytest.fixture
@@ -160,6 +160,17 @@ def test_the_table_and_the_picture_are_saved(file, tmp_path):
     none = validate_published(file, ["id=other"])
     assert [path.name for path in none.save(tmp_path / "out")] == ["published.csv"]
     assert not (tmp_path / "out" / "published.png").exists()
+
+
+def test_a_measurement_that_stands_in_two_lines_counts_once(tmp_path):
+    rows = [
+        ROWS[1],
+        ROWS[1].replace("four,ours", "again,elsewhere"),
+        ROWS[1].replace("four", "other").replace("8.0", "8.1"),
+    ]
+    found = validate_published(write_points(tmp_path / "points.csv", *rows))
+    assert list(found.table["id"]) == ["four", "other"]
+    assert found.reasons == {"the same measurement stands in a line before": 1}
 
 
 def test_a_file_without_points_is_refused(tmp_path):
