@@ -42,8 +42,8 @@ def published_report(validation: PublishedValidation) -> Report:
         "another. TTFT and TPOT are means, which the points do not say; throughput is clients x output tokens over the "
         "time of an answer, of both sides.",
         f"Front end: {1e3 * around:g} ms around each request, and a tokenizer that takes prompt after prompt, "
-        f"{1e6 * token:g} µs for each token; fitted to the third of InferenceMAX's points that may be looked at. Elsewhere "
-        "clients, HTTP and tokenizer are not simulated.",
+        f"{1e6 * token:g} µs for each token; fitted to the third of InferenceMAX's points that may be looked at. "
+        "Elsewhere clients, HTTP and tokenizer are not simulated.",
         *(f"Taken to be the server's: {line}" for line in validation.assumed),
     ]
     tables = [_errors(validation), _points("The worst", validation.worst, _WORST)]
@@ -96,7 +96,7 @@ def _errors(validation: PublishedValidation) -> Table:
         "Errors",
         columns,
         rows,
-        "Errors: predicted over measured, less 1; signed: their median, then median and P90 of their size",
+        "Errors: predicted over measured, less 1; median and P90 of their size",
         keys=2,
     )
 

@@ -10,6 +10,7 @@ import kvsim
 import workloads
 from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_price import PassPrice
+from kvsim.costs.under_load import host_share
 from kvsim.engines.published.front_end import FrontEndClients
 from kvsim.engines.published.points import read_points
 from kvsim.engines.published.replay import Outcome, Prediction, replay_point
@@ -66,6 +67,15 @@ def test_what_clients_of_inference_max_wait_is_in_their_ttft(points):
     assert with_front_end.front_end_s == pytest.approx(FRONT_END[0] + 231 * FRONT_END[1], rel=0.01)
     assert with_front_end.ttft_s > with_front_end.front_end_s
     assert without.front_end_s == 0
+
+
+def test_the_host_adds_what_it_does_in_the_version_of_the_point(points):
+    new = points["many"]
+    steps = {version: replay_point(replace(new, version=version)).prediction for version in ("0.12.0", "0.14.0")}
+    host = host_share("vllm 0.12.0")
+    assert steps["0.12.0"].tpot_s - steps["0.14.0"].tpot_s == pytest.approx(
+        host.seconds + 16 * host.sequence_s, rel=0.2
+    )
 
 
 def test_points_are_replayed_as_closed_loops_and_none_is_dropped_in_silence(file):
