@@ -61,14 +61,21 @@ class BenchCalibration:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Rows that no such device can have brought about, one line."""
-        fast = [row for row in self.correction.rows if row.too_fast]
+        """Rows that no such device can have brought about, or no other traffic, in a line."""
+        rows = self.correction.rows
+        fast, all_rows = [row for row in rows if row.too_fast], counted(len(rows), "row")
         if not fast:
-            return ()
+            shared = sum(row.shares_experts for row in rows)
+            if not shared:
+                return ()
+            return (
+                f"{shared} of {all_rows} are faster than if tokens chose their experts "
+                "evenly: the benchmark's sequences, which are alike, share more of them than those of users may",
+            )
         worst = max(fast, key=lambda row: row.least_s / row.point.seconds)
         s = self.subject
         return (
-            f"{len(fast)} of {counted(len(self.correction.rows), 'row')} are faster than {s.device.title} can be with "
+            f"{len(fast)} of {all_rows} are faster than {s.device.title} can be with "
             f"weights in {self.profile.weights}: {worst.point.where}, {worst.point.title}, took 1/"
             f"{worst.least_s / worst.point.seconds:.2f} of what its bandwidth and peak allow; the device, the weights "
             "or the model named are other than those measured, and prices are kept at that limit",

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from kvsim.calibration.bench_files.points import BenchPoint
-from kvsim.calibration.bench_passes import Limits, PartPrices, Parts, Pass, passes_of
+from kvsim.calibration.bench_passes import Limits, PartPrices, Parts, Pass, least_work, passes_of
 from kvsim.costs.pass_tables import Grid, Line, PassTables
 from kvsim.costs.physics import PassPhysics
 from kvsim.costs.profile import HeldOut, Profile, Regime
@@ -162,6 +162,8 @@ class Checked:
     """By tables that were corrected by the other rows; None if all others tell the same or there are none."""
     least_s: float
     """What physics allows."""
+    evenly_s: float
+    """What it allows if tokens choose their experts evenly."""
 
     @property
     def per_what(self) -> float:
@@ -172,6 +174,11 @@ class Checked:
     def too_fast(self) -> bool:
         """Whether it was measured to be faster than the device can be."""
         return self.point.seconds < (1 - _FASTER) * self.least_s
+
+    @property
+    def shares_experts(self) -> bool:
+        """Whether it was faster than if its tokens had chosen their experts evenly."""
+        return self.point.seconds < (1 - _FASTER) * self.evenly_s
 
 
 @dataclass(frozen=True)
@@ -231,6 +238,7 @@ def correct(profile: Profile, physics: PassPhysics, limits: Limits, points: Sequ
                 after.seconds(its_passes),
                 None if others is None else others.seconds(its_parts),
                 its_parts.least_s,
+                its_parts.evenly_s,
             )
         )
     done = Correction(corrected, factors, rows, passes)
@@ -242,8 +250,7 @@ def corrected_tables(tables: PassTables, factors: Factors, physics: PassPhysics)
 
     def work(line: Line) -> Line:
         at = np.union1d(line.at, 2 ** _KNOTS.astype(int))
-        need = physics.matrices(at).least_s + physics.experts(at).least_s
-        seconds = np.maximum(line.each(int(at[-1]) + 1)[at] * factors.work(at), need)
+        seconds = np.maximum(line.each(int(at[-1]) + 1)[at] * factors.work(at), least_work(physics, at).least_s)
         return Line(at=tuple(at.tolist()), seconds=tuple(seconds.tolist()))
 
     def grid(old: Grid, factor: float, need: FloatArray) -> Grid:

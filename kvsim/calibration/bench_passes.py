@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from kvsim.calibration.bench_files.points import BenchPoint
 from kvsim.costs.pass_price import PassPrice
-from kvsim.costs.physics import PassPhysics
+from kvsim.costs.physics import Need, PassPhysics
 from kvsim.costs.profile import Profile
 from kvsim.costs.tables import FloatArray
 from policies import Group
@@ -129,6 +130,16 @@ class Parts:
     """What the host adds."""
     least_s: float
     """What physics allows."""
+    evenly_s: float
+    """What it allows if tokens choose their experts evenly."""
+
+
+def least_work(physics: PassPhysics, tokens: ArrayLike) -> Need:
+    """What all but attention and head need at least: if all tokens choose the same experts, those of one are read."""
+    n = np.asarray(tokens, dtype=float)
+    matrices, experts = physics.matrices(n), physics.experts(n)
+    one = physics.experts(np.ones_like(n))
+    return Need(matrices.reading_s + one.reading_s, matrices.computing_s + experts.computing_s)
 
 
 class PartPrices:
@@ -146,16 +157,17 @@ class PartPrices:
         """What the parts of these passes take."""
         rows = np.array([[*self._of(each)] for each in passes])
         weight = np.array([each.weight for each in passes])
-        tokens, chunks, *seconds, fixed, least = rows.T
-        work, head, decode, prompt = (weight * each for each in seconds)
-        return Parts(tokens, chunks, work, head, decode, prompt, float(weight @ fixed), float(weight @ least))
+        tokens, chunks, *seconds = rows.T
+        work, head, decode, prompt = (weight * each for each in seconds[:4])
+        fixed, least, evenly = (float(weight @ each) for each in seconds[4:])
+        return Parts(tokens, chunks, work, head, decode, prompt, fixed, least, evenly)
 
     def seconds(self, passes: Sequence[Pass]) -> float:
         """What these passes take together."""
         return sum(each.weight * self._price.seconds(self._reads(each)) for each in passes)
 
     def _of(self, one: Pass) -> tuple[float, ...]:
-        """Tokens, chunks, seconds of work, head, both kinds of attention, the host's, and the least of all."""
+        """Tokens, chunks, seconds of work, head, both kinds of attention, the host's, and the least of all, twice."""
         price, host = self._price.regime(one.tokens, one.chunks), self._profile.host
         hosts = 0.0 if host is None else host.seconds + host.sequence_s * one.chunks
         head = price.chunks_s(one.chunks) - (hosts - (0.0 if host is None else host.seconds))
@@ -164,7 +176,11 @@ class PartPrices:
         if decode and prompt:
             scale = self._attention(one, one) / (decode + prompt)
             decode, prompt = scale * decode, scale * prompt
-        return one.tokens, one.chunks, price.matrix_s(one.tokens), head, decode, prompt, hosts, self._least_s(one)
+        return (
+            *(one.tokens, one.chunks, price.matrix_s(one.tokens), head, decode, prompt, hosts),
+            self._least_s(one, least_work(self._physics, one.tokens)),
+            self._least_s(one, self._physics.matrices(one.tokens), self._physics.experts(one.tokens)),
+        )
 
     def _attention(self, of: Pass, only: Pass) -> float:
         """Attention of a part of a pass, as in all of it."""
@@ -187,10 +203,10 @@ class PartPrices:
                 read.add_chunk(1, cells, cells, 0)
         return reads
 
-    def _least_s(self, one: Pass) -> float:
+    def _least_s(self, one: Pass, *work: Need) -> float:
         """The longer of all that is read and all that is computed; attention behind windows is left out."""
         physics = self._physics
-        needs = [physics.matrices(one.tokens), physics.experts(one.tokens), physics.head(one.chunks)]
+        needs = [*work, physics.head(one.chunks)]
         if not any(group.window for group in self._groups):
             needs += [physics.decode(one.singles, one.cells)] if one.singles else []
             needs += [physics.prompt(n, cells - (n - 1) / 2) for n, cells in one.prompts]
