@@ -17,6 +17,8 @@ from kvsim.costs.tables import FloatArray
 from policies import Group
 from policies.placement.rule import PassReads
 
+_CHUNKS = 128
+"""Passes of one prompt by which many more of them are priced."""
 _STEPS = 8
 """Steps by which many that decode, over ever more cells, are priced."""
 
@@ -77,6 +79,11 @@ def passes_of(point: BenchPoint, limits: Limits) -> list[Pass]:
 
 def _prompts(sequences: int, n: int, depth: int, most: int) -> Iterator[Pass]:
     """Prompts one after the other, or several in a pass where these are short."""
+    if n > _CHUNKS * most:
+        for i in range(_CHUNKS):
+            seen = depth + round((i + 0.5) * n / _CHUNKS) + most // 2
+            yield Pass(sequences * n / most / _CHUNKS, ((most, seen),))
+        return
     if n > most:
         for start in range(0, n, most):
             tokens = min(most, n - start)

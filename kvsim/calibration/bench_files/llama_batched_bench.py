@@ -10,8 +10,8 @@ from kvsim.calibration.bench_files.points import (
     BenchPoint,
     BenchText,
     Count,
+    Few,
     FileRecord,
-    Positive,
     Row,
     SetUp,
     gguf_weights,
@@ -29,10 +29,10 @@ class _Test(Row):
 
     pp: Count
     tg: Count
-    pl: Positive
+    pl: Few
     t_pp: float
     t_tg: float
-    n_ubatch: Positive = 512
+    n_ubatch: Few = 512
     flash_attn: int = -1
     is_pp_shared: bool = False
     is_tg_separate: bool = False

@@ -14,8 +14,8 @@ from kvsim.calibration.bench_files.points import (
     BenchPoint,
     BenchText,
     Count,
+    Few,
     FileRecord,
-    Positive,
     Rate,
     Row,
     SetUp,
@@ -36,7 +36,7 @@ class _Test(Row):
     n_depth: Count = 0
     avg_ns: Rate
     stddev_ns: Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)] = 0.0
-    n_ubatch: Positive = 512
+    n_ubatch: Few = 512
     build_commit: str = ""
     build_number: int = 0
     cpu_info: str = ""

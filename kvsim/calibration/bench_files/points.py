@@ -104,8 +104,12 @@ class BenchText:
     """What the tool was started with, as far as the user says."""
 
 
-Count = Annotated[int, Field(ge=0, le=1 << 28)]
-Positive = Annotated[int, Field(ge=1, le=1 << 28)]
+MOST_TOKENS, MOST_SEQUENCES = 1 << 24, 1 << 16
+Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+"""Tokens."""
+Positive = Annotated[int, Field(ge=1, le=1 << 40)]
+Few = Annotated[int, Field(ge=1, le=MOST_SEQUENCES)]
+"""Sequences, or tokens of a pass."""
 Rate = Annotated[float, Field(gt=0, lt=1e12, allow_inf_nan=False)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvsim.calibration.bench_files.points import BenchPoint, SetUp
+from kvsim.calibration.bench_files.points import MOST_SEQUENCES, MOST_TOKENS, BenchPoint, SetUp
 from kvsim.errors import UserError
 
 _ALONE = 1.05
@@ -30,6 +30,8 @@ class Served:
         if self.new < 2:
             raise UserError(f"{self.where}: requests generate {self.new:.3g} tokens; 2 or more are expected")
         decoding = self.requests_per_s * self.tpot_s * (self.new - 1)
+        if max(self.prompt, self.new) > MOST_TOKENS or decoding > MOST_SEQUENCES:
+            raise UserError(f"{self.where}: its requests are larger or more than any server has")
         in_flight = max(decoding + self.requests_per_s * self.ttft_s, 1.0)
         sizes = {"prompt": max(round(self.prompt), 1), "spread": CLIENT_SPREAD}
         found = [

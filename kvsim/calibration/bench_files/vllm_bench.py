@@ -10,7 +10,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvsim.calibration.bench_files.points import (
+    MOST_TOKENS,
     BenchPoint,
+    Few,
     FileRecord,
     Positive,
     Rate,
@@ -54,7 +56,7 @@ class _Throughput(Row):
 
     model_id: str = ""
     elapsed_time: Rate
-    num_requests: Positive
+    num_requests: Few
     total_num_tokens: Positive
 
 
@@ -140,7 +142,7 @@ def _lengths(flags: str, tool: str, wanted: tuple[str, ...], where: str) -> dict
     given: dict[str, Any] = dict(pairwise(words))
     for flag in wanted:
         value = given.get(flag.replace("--", "--random-", 1), given.get(flag))
-        if value is None or not (value.isascii() and value.isdigit() and 1 <= int(value[:10]) <= 1 << 24):
+        if value is None or not (value.isascii() and value.isdigit() and 1 <= int(value[:10]) <= MOST_TOKENS):
             said = "does not say" if value is None else f"--flags: {flag} is {value!r:.20}, not a number of tokens;"
             raise UserError(
                 f"{where}: vllm bench {tool} {said} how long its requests were; add what it was started with, such as "

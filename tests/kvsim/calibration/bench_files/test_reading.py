@@ -2,11 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvsim.calibration.bench_calibration import calibrate_from
 from kvsim.calibration.bench_files.reading import read_bench_file
+from kvsim.calibration.bench_subject import BenchOptions
 from kvsim.errors import UserError
 from tests.paths import ROOT
 
@@ -196,6 +199,24 @@ def test_text_with_any_part_replaced_is_read_or_refused(tmp_path, name, data):
     start = data.draw(st.integers(0, len(text)))
     stop = data.draw(st.integers(start, min(start + 40, len(text))))
     read_or_refuse(tmp_path, text[:start] + data.draw(st.text(max_size=8)) + text[stop:])
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_rows_with_any_number_correct_a_profile_or_are_refused(tmp_path, data):
+    rows = json.loads((DATA / "llama-bench.json").read_text())
+    key = data.draw(st.sampled_from(["n_prompt", "n_gen", "n_depth", "n_ubatch", "avg_ns", "stddev_ns"]))
+    rows[0][key] = data.draw(st.one_of(st.integers(0, 2**40), st.floats(1e-300, 1e300)))
+    file, device = tmp_path / "mutated.json", tmp_path / "mine.toml"
+    file.write_text(json.dumps(rows))
+    device.write_text('kind = "cpu"\nmemory_bytes = 8_000_000_000\nbandwidth_gb_s = 20\ntflops = 0.2')
+    said = ""
+    try:
+        done = calibrate_from([file], BenchOptions(model="smollm2-135m", device=str(device)))
+        assert np.isfinite(done.correction.factors.logs).all()
+    except UserError as error:
+        said = str(error)
+    assert "\n" not in said
 
 
 def read_or_refuse(tmp_path, text):
