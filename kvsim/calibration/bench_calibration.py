@@ -123,16 +123,7 @@ def _starting(subject: BenchSubject, tp: int) -> Profile:
 
 def calibrate_profile(starting: Profile, subject: BenchSubject) -> BenchCalibration:
     """Correct a profile by the rows of its subject."""
-    shape = memory_shape(subject.model)
-    physics = PassPhysics(
-        subject.device,
-        shape,
-        starting.weights or shape.default_type,
-        starting.type_k,
-        starting.type_v,
-        starting.tensor_parallel,
-        subject.engine,
-    )
+    physics = physics_of(starting, subject)
     done = correct(starting, physics, _limits(starting, subject), subject.points)
     profile = done.profile.model_copy(update=_about(starting, subject, done))
     found = BenchCalibration(
@@ -143,6 +134,14 @@ def calibrate_profile(starting: Profile, subject: BenchSubject) -> BenchCalibrat
     notes = (*profile.source.notes, *subject.notes, found.range, *untold, *found.warnings)
     told = profile.model_copy(update={"source": profile.source.model_copy(update={"notes": notes})})
     return replace(found, profile=told)
+
+
+def physics_of(profile: Profile, subject: BenchSubject) -> PassPhysics:
+    """What passes need at least on the subject's device."""
+    shape = memory_shape(subject.model)
+    weights = profile.weights or shape.default_type
+    types = (profile.type_k, profile.type_v)
+    return PassPhysics(subject.device, shape, weights, *types, tp=profile.tensor_parallel, engine=subject.engine)
 
 
 def _limits(profile: Profile, subject: BenchSubject) -> Limits:

@@ -1,11 +1,13 @@
 """The page about benchmarks shows what the command prints."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from kvsim.calibration.bench_calibration import calibrate_from
+from kvsim.calibration.bench_calibration import calibrate_from, calibrate_profile, physics_of
+from kvsim.calibration.bench_passes import PartPrices
 from kvsim.calibration.bench_subject import BenchOptions
 from kvsim.reports.report import report_of
 from tests.docs.pages import DOCS, blocks
@@ -47,3 +49,30 @@ def test_the_errors_of_real_devices_are_those_of_the_page(tmp_path, model):
     found = [corrected(tmp_path, device, model).correction.left_out_errors for device in DEVICES]
     now = [100 * np.quantile(errors, q) for errors in found for q in (0.5, 0.9)]
     assert [float(cell.rstrip(" %")) for cell in cells] == pytest.approx(now, abs=POINTS)
+
+
+FEW = {
+    "`pp512` and `tg32`, one sequence": lambda point: point.sequences == 1 and 512 in (point.prompt, point.depth),
+    "one sequence, at 512 and at 8,192 cells": lambda point: (
+        point.sequences == 1 and {512, 8192} & {point.prompt, point.depth}
+    ),
+    "1 to 32 sequences, at 512 cells": lambda point: 512 in (point.prompt, point.depth),
+}
+
+
+@pytest.mark.slow
+def test_what_few_rows_tell_is_what_the_page_says(tmp_path):
+    page = (DOCS / "your-benchmarks.md").read_text(encoding="utf-8")
+    whole = [corrected(tmp_path, device, model) for device in DEVICES for model in MODELS]
+    for title, read in FEW.items():
+        errors = {"prompt": [], "decode": []}
+        for done in whole:
+            points = [row.point for row in done.correction.rows]
+            few = calibrate_profile(done.starting, replace(done.subject, points=[p for p in points if read(p)]))
+            prices = PartPrices(few.profile, physics_of(done.starting, done.subject))
+            for point, passes in zip(points, done.correction.passes, strict=True):
+                if not read(point):
+                    errors[point.kind].append(abs(prices.seconds(passes) / point.seconds - 1))
+        cells = re.search(rf"^\| {re.escape(title)} \| (.*) \|$", page, re.M)[1].split(" | ")
+        now = [100 * np.median(each) for each in errors.values()]
+        assert [float(cell.rstrip(" %")) for cell in cells] == pytest.approx(now, abs=3 * POINTS), title
