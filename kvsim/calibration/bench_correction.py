@@ -64,7 +64,8 @@ class Factors:
     def seconds(self, parts: Parts) -> float:
         """What passes of these parts take."""
         work = parts.work * self.work(parts.tokens) + parts.head * self.work(parts.chunks)
-        return parts.fixed + float(np.sum(work + self.decode * parts.decode + self.prompt * parts.prompt))
+        each = parts.fixed + work + self.decode * parts.decode + self.prompt * parts.prompt
+        return float(np.sum(np.maximum(each, parts.floor)))
 
     def tells_of(self, tokens: int) -> bool:
         """Whether rows tell of the work on passes of about so many tokens."""
@@ -118,26 +119,26 @@ class Rows:
         prior, measured, noise = _prior(), np.log(self.seconds), np.hypot(_NOISE, self.spreads)
         of_row = np.repeat(np.arange(len(self.parts)), [len(each.tokens) for each in self.parts])
         sums = (of_row == np.arange(len(self.parts))[:, None]).astype(float)
-        fixed = np.array([each.fixed for each in self.parts])
-        columns = [self._column(name) for name in ("tokens", "chunks", "work", "head", "decode", "prompt")]
-        tokens, chunks, work, head, decode, prompt = columns
+        names = ("tokens", "chunks", "work", "head", "decode", "prompt", "fixed", "floor")
+        tokens, chunks, work, head, decode, prompt, fixed, floor = (self._column(name) for name in names)
         at_tokens, at_chunks = _between_knots(tokens), _between_knots(chunks)
 
-        def terms(logs: FloatArray) -> FloatArray:
-            """The seconds of each row that grow with each factor; shape (rows, factors)."""
+        def terms(logs: FloatArray) -> tuple[FloatArray, FloatArray]:
+            """The seconds of each row, and what of them grows with each factor; shape (rows, factors)."""
             factors = Factors(logs, np.ones(len(logs)))
             each = (
                 at_tokens * (work * factors.work(tokens))[:, None] + at_chunks * (head * factors.work(chunks))[:, None]
             )
-            found: FloatArray = sums @ np.column_stack([each, decode * factors.decode, prompt * factors.prompt])
-            return found
+            each = np.column_stack([each, decode * factors.decode, prompt * factors.prompt])
+            whole = fixed + each.sum(axis=1)
+            return sums @ np.maximum(whole, floor), sums @ np.where((whole < floor)[:, None], 0.0, each)
 
         def residuals(logs: FloatArray) -> FloatArray:
-            return np.concatenate([(np.log(fixed + terms(logs).sum(axis=1)) - measured) / noise, prior @ logs])
+            return np.concatenate([(np.log(terms(logs)[0]) - measured) / noise, prior @ logs])
 
         def slopes(logs: FloatArray) -> FloatArray:
-            own = terms(logs)
-            return np.concatenate([own / (fixed + own.sum(axis=1))[:, None] / noise[:, None], prior])
+            whole, own = terms(logs)
+            return np.concatenate([own / whole[:, None] / noise[:, None], prior])
 
         found = least_squares(residuals, np.zeros(len(prior)), jac=slopes)
         jacobian: FloatArray = np.asarray(found.jac)

@@ -133,8 +133,10 @@ class Parts:
     """Attention of sequences that decode."""
     prompt: FloatArray
     """Attention of prompts."""
-    fixed: float
+    fixed: FloatArray
     """What the host adds."""
+    floor: FloatArray
+    """What passes take at least, while the host prepares the next one."""
     least_s: float
     """What physics allows."""
     evenly_s: float
@@ -165,26 +167,27 @@ class PartPrices:
         rows = np.array([[*self._of(each)] for each in passes])
         weight = np.array([each.weight for each in passes])
         tokens, chunks, *seconds = rows.T
-        work, head, decode, prompt = (weight * each for each in seconds[:4])
-        fixed, least, evenly = (float(weight @ each) for each in seconds[4:])
-        return Parts(tokens, chunks, work, head, decode, prompt, fixed, least, evenly)
+        work, head, decode, prompt, fixed, floor, least, evenly = (weight * each for each in seconds)
+        parts = (tokens, chunks, work, head, decode, prompt, fixed, floor)
+        return Parts(*parts, float(least.sum()), float(evenly.sum()))
 
     def seconds(self, passes: Sequence[Pass]) -> float:
         """What these passes take together."""
         return sum(each.weight * self._price.seconds(self._reads(each)) for each in passes)
 
     def _of(self, one: Pass) -> tuple[float, ...]:
-        """Tokens, chunks, seconds of work, head, both kinds of attention, the host's, and the least of all, twice."""
-        price, host = self._price.regime(one.tokens, one.chunks), self._profile.host
-        hosts = 0.0 if host is None else host.seconds + host.sequence_s * one.chunks
-        head = price.chunks_s(one.chunks) - (hosts - (0.0 if host is None else host.seconds))
+        """The columns of ``Parts``, for one of such passes."""
+        price, host = self._price.regime(one.tokens, one.chunks), self._profile.host_share
+        sequences_s = 0.0 if host is None else host.sequence_s * one.chunks
+        hosts, floor = (0.0, 0.0) if host is None else (host.seconds + sequences_s, host.least_s)
+        head = price.chunks_s(one.chunks) - sequences_s
         decode = self._attention(one, Pass(1, singles=one.singles, cells=one.cells)) if one.singles else 0.0
         prompt = self._attention(one, Pass(1, one.prompts)) if one.prompts else 0.0
         if decode and prompt:
             scale = self._attention(one, one) / (decode + prompt)
             decode, prompt = scale * decode, scale * prompt
         return (
-            *(one.tokens, one.chunks, price.matrix_s(one.tokens), head, decode, prompt, hosts),
+            *(one.tokens, one.chunks, price.matrix_s(one.tokens), head, decode, prompt, hosts, floor),
             self._least_s(one, least_work(self._physics, one.tokens)),
             self._least_s(one, self._physics.matrices(one.tokens), self._physics.experts(one.tokens)),
         )

@@ -12,6 +12,7 @@ from kvsim.costs.devices import device_named
 from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.physics import PassPhysics
+from kvsim.costs.under_load import Host
 from kvsim.model.memory_shapes import memory_shape
 from policies import Group
 from policies.placement.rule import PassReads
@@ -43,16 +44,27 @@ ROWS = [
 ]
 
 
-def test_parts_sum_up_to_what_the_profile_says():
-    price = PassPrice(PROFILE, PROFILE.own_kernel, (Group(0),))
+@pytest.mark.parametrize("host", [None, Host(seconds=2e-3, sequence_s=1e-4, source="given")])
+def test_parts_sum_up_to_what_the_profile_says(host):
+    profile = PROFILE.model_copy(update={"host": host})
+    price, prices = PassPrice(profile, profile.own_kernel, (Group(0),)), PartPrices(profile, PHYSICS)
     passes = [Pass(1, ((512, 900), (3, 40)), 7, 333.0), Pass(2, singles=5, cells=100.0), Pass(1, ((64, 64),))]
     same = Factors(np.zeros(17), np.zeros(17))
     for one in passes:
         scans = [*one.prompts] + [(1, round(one.singles * one.cells))] * (one.singles > 0)
         work = PassReads.counted(one.tokens, one.chunks, 0, scans)
-        parts = PRICES.parts([one])
+        parts = prices.parts([one])
         assert same.seconds(parts) == pytest.approx(one.weight * price.seconds(work), rel=1e-12)
         assert parts.least_s < same.seconds(parts)
+
+
+def test_a_step_that_waits_for_the_host_tells_nothing_of_the_device():
+    host = Host(seconds=0.0, least_s=0.1, source="given")
+    slow = PROFILE.model_copy(update={"host": host})
+    point = BenchPoint("", SERVED, "decode", 3.2, new=32)
+    done = correct(slow, PHYSICS, LIMITS, [point])
+    assert done.rows[0].estimate_s == done.rows[0].corrected_s == pytest.approx(3.2)
+    assert not done.factors.tells_of(1)
 
 
 def test_a_long_prompt_runs_in_passes_of_the_micro_batch():
