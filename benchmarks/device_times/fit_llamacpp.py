@@ -48,14 +48,14 @@ class Fit:
     def __init__(self, table: pd.DataFrame):
         self.groups = sorted(table["group"].unique())
         n = len(self.groups) + 1  # The first ones are of all groups.
-        x0 = np.log([*np.tile([0.85, 0.3, 0.5], n), *(START[name] for name in SHARED)])
+        x0 = np.log([*np.tile([0.85, 0.3, 3.0], n), *(START[name] for name in SHARED)])
         low = np.log([*np.tile([0.05, 0.01, 1e-3], n), *(LIMITS[name][0] for name in SHARED)])
         high = np.log([*np.tile([1.0, 1.0, 100.0], n), *(LIMITS[name][1] for name in SHARED)])
         # Of some devices there are hundreds of rows, of most a few.
         often = table.groupby(["device", "phase"])["seconds"].transform("size").to_numpy()
         weight = (1 / np.sqrt(often)) / 0.1
         seconds = np.log(table["seconds"].to_numpy())
-        loose = np.array([0.3, 0.3, 2.0])
+        loose = np.array([0.3, 0.3, 0.5])
 
         def residuals(x: np.ndarray) -> np.ndarray:
             groups = x[: 3 * n].reshape(-1, 3)
