@@ -195,14 +195,9 @@ profiles: setup $(SMOLLM2) $(LLAMA)  ## measure the shipped profiles anew
 	rm -f $(PROFILES)/*.png
 
 # Those of devices that a package prices; docs/gpus.md has the commands for the others, which published tables make.
-MADE := h100_sxm/llama-3.1-8b a100_sxm/llama-3.1-8b l40s/llama-3.1-8b h200_sxm/llama-3.1-8b b200_sxm/llama-3.1-8b \
-  h100_sxm/qwen3-14b h100_sxm/llama-2-7b rtxpro6000/qwen3-8b
 .PHONY: device-profiles
 device-profiles: setup $(GPU)  ## make the shipped profiles of devices anew
-	@for pair in $(MADE); do \
-	  $(BIN)/kvsim profile make --device $${pair%/*} --model $${pair#*/} --out $(PROFILES)/$${pair%/*}-$${pair#*/}.json || exit 1; \
-	done
-	rm -f $(PROFILES)/*.png
+	$(BIN)/python -m benchmarks.shipped_profiles
 
 .PHONY: docs pictures
 docs: $(DOCS)

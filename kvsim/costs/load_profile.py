@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from kvsim.costs.estimate import ESTIMATE, Estimate
 from kvsim.costs.profile import FORMAT, Profile
-from kvsim.costs.shipped import is_shipped, shipped_file, shipped_names
+from kvsim.costs.shipped import is_shipped, shipped_names, shipped_text
 from kvsim.errors import UserError, choices
 
 
@@ -19,7 +19,7 @@ def load_profile(name: str, folder: Path = Path()) -> Profile:
         return Estimate.named(name).profile()
     try:
         if is_shipped(name):
-            text = shipped_file(name).read_text(encoding="utf-8")
+            text = shipped_text(name)
         else:
             text = (folder / Path(name).expanduser()).read_text(encoding="utf-8")
     except (OSError, ValueError, RuntimeError):

@@ -1,6 +1,6 @@
 """What servers under load add to kernels that were timed one by one: the host's share of a step, and a lower pace.
 
-Fitted to servers that others recorded (docs/gpus.md says how, and ``benchmarks/under_load.py`` fits them again):
+Fitted to servers that others recorded (docs/gpus.md says how):
 
 - the 31 of the 90 points of Qwen3-32B in bf16 on H100 SXM, vLLM 0.12.0, TP 2, 4 and 8, in aiconfigurator-core 0.12.0's
   ``silicon_sample.csv`` (Apache-2.0) the SHA-256 of whose id is a multiple of 3, but for one that waits for blocks;

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim import __version__
-from kvsim.costs.shipped import is_shipped
+from kvsim.costs.shipped import is_shipped, shipped_text
 from kvsim.experiments.policy_code import describe_code
 from kvsim.scenario.scenario import Scenario
 from kvsim.scenario.server_defaults import SCHEDULERS
@@ -47,8 +47,7 @@ def scenario_parts(scenario: Scenario, policy_code: Any = None) -> list[Any]:
     _replace_paths(table["workload"], scenario.folder)
     profile = table["machine"]["profile"]
     if is_shipped(profile):
-        shipped = resources.files("kvsim.costs") / "profiles" / f"{profile}.json"
-        table["machine"]["profile"] = [profile, hashlib.blake2b(shipped.read_bytes()).hexdigest()]
+        table["machine"]["profile"] = [profile, hashlib.blake2b(shipped_text(profile).encode()).hexdigest()]
     else:
         table["machine"]["profile"] = _file_digest(str(scenario.folder / Path(profile).expanduser()))
     if table["model"]["name"].endswith(".gguf"):

@@ -21,7 +21,8 @@ def known_profiles() -> list[dict[str, Any]]:
     found = []
     for name, source in ({name: name for name in shipped_names()} | device_profiles()).items():
         p = load_profile(source)
-        of = {"name": name, "model": p.model, "on": _on(p), "engine": p.engine}
+        of: dict[str, Any] = {"name": name, "model": p.model, "on": _on(p), "engine": p.engine}
+        of |= {"device": p.device, "tensor_parallel": p.tensor_parallel, "weights": p.weights}
         errors = {"held_out_error_median": p.held_out_error_median, "held_out_error_p95": p.held_out_error_p95}
         found.append({**of, **errors, "file": "" if source == name else source})
     return found
@@ -33,16 +34,44 @@ def load_named(name: str) -> Profile:
 
 
 def profiles_report(profiles: list[dict[str, Any]]) -> Report:
-    """A row for each profile."""
+    """A row for each profile, but one for all that ship of one model on one device under one engine."""
+    together: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for each in profiles:
+        alone = each["device"] is None or each["file"]
+        key = (each["name"],) if alone else (each["device"], each["model"], each["engine"])
+        together.setdefault(key, []).append(each)
     columns = [
-        Column("profile", lambda each: each["name"] + (" *" if each["file"] else "")),
-        *(Column(key, key) for key in ("model", "on", "engine")),
-        Column("median", "held_out_error_median", share),
-        Column("P95", "held_out_error_p95", share),
+        Column("profile", lambda rows: _called(rows[0])),
+        Column("of", _offered),
+        Column("engine", lambda rows: rows[0]["engine"]),
+        Column("median", lambda rows: max(each["held_out_error_median"] for each in rows), share),
+        Column("P95", lambda rows: max(each["held_out_error_p95"] for each in rows), share),
     ]
     own = ["* your own"] if any(each["file"] for each in profiles) else []
-    notes = ["median, P95: errors on passes held out of the fit.", *own]
-    return Report(sections=[Section(tables=[Table("Profiles", columns, profiles)], notes=notes)])
+    notes = [
+        "Names end in -tpN and in the type of the weights, where these are not one device and the model's own type: "
+        "h100_sxm-qwen3-32b-tp2-fp8.",
+        "median, P95: errors on passes held out of the fit, the largest of the row.",
+        *own,
+    ]
+    return Report(sections=[Section(tables=[Table("Profiles", columns, list(together.values()))], notes=notes)])
+
+
+def _called(profile: dict[str, Any]) -> str:
+    """The name of the first profile of a row, without the devices that share the model and the type of its weights."""
+    if profile["file"]:
+        return f"{profile['name']} *"
+    return profile["name"] if profile["device"] is None else f"{profile['device']}-{profile['model']}"
+
+
+def _offered(profiles: list[dict[str, Any]]) -> str:
+    """For each type of weights, how many devices may share the model; of a machine, the model and the machine."""
+    if profiles[0]["device"] is None:
+        return f"{profiles[0]['model']} on {profiles[0]['on']}"
+    shared: dict[str, list[int]] = {}
+    for each in profiles:
+        shared.setdefault(each["weights"] or "", []).append(each["tensor_parallel"])
+    return "; ".join(f"{weights} on {', '.join(map(str, sorted(n)))}" for weights, n in shared.items())
 
 
 def fit_report(fit: DeviceFit) -> Report:

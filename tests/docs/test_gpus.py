@@ -11,25 +11,27 @@ from policies.placement.rule import PassReads
 from tests.docs.pages import DOCS, sections
 
 HEAD = (
-    "| profile | engine | from | decode: median | P95 | mixed: median | P95 |",
-    "| --- | --- | --- | ---: | ---: | ---: | ---: |",
+    "| device | engine | from | profiles of | decode: median | P95 | mixed: median | P95 |",
+    "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |",
 )
 
 
 def profile_rows():
-    """The rows of the table of profiles, as they must be."""
-    rows = []
-    for name in sorted(filter(is_shipped, device_profiles())):
-        profile = load_profile(name)
+    """The rows of the table of profiles, as they must be: one for a device, an engine and a source."""
+    together = {}
+    for profile in map(load_profile, filter(is_shipped, device_profiles())):
         source = re.match(r"(LLMServingSim|NVIDIA)'s", profile.source.title)[1]
-        both = [held(profile, regime) for regime in ("decode", "mixed")]
-        errors = [f"{e:.1%}" for one in both for e in (one.error_median, one.error_p95)]
-        rows.append(f"| `{name}` | {profile.engine} | {source} | {' | '.join(errors).replace('%', ' %')} |")
+        together.setdefault((profile.device, profile.engine, source), []).append(profile)
+    rows = []
+    for key in sorted(together):
+        own = together[key]
+        models = ", ".join(sorted({profile.model for profile in own}))
+        held = [[profile.held_out[regime] for profile in own] for regime in ("decode", "mixed")]
+        errors = [f"{max(v):.1%}" for e in held for v in ([x.error_median for x in e], [x.error_p95 for x in e])]
+        rows.append(
+            f"| {' | '.join(['`' + key[0] + '`', *key[1:], models])} | {' | '.join(errors).replace('%', ' %')} |"
+        )
     return rows
-
-
-def held(profile, regime):
-    return profile.held_out[regime]
 
 
 def test_the_table_of_profiles_is_that_of_the_files():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from kvsim.costs.pass_layout import Sample
 from kvsim.costs.pass_tables import Grid, Line, PassTables, Together
@@ -21,6 +22,8 @@ TOKENS = 65_536
 SEQUENCES = 4_096
 CONTEXT = 1 << 20
 """Cells of one sequence up to which tables are carried on."""
+LOSS = 0.003
+"""Relative error that tables may have for being small, in each direction."""
 SEEN = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, CONTEXT)
 """Cells that a token of a prompt sees on the mean, in tables of the attention of prompts."""
 
@@ -42,10 +45,12 @@ class MeasuredParts:
     together: Together | None = None
 
     def tables(self, physics: PassPhysics) -> PassTables:
-        """The tables, carried on and bounded by what physics says of the model on the device."""
-        work = _work(self.work, physics)
+        """The tables, carried on and bounded by what physics says of the model on the device.
+
+        Entries that the others tell within ``LOSS`` are left out.
+        """
         return PassTables(
-            work=work,
+            work=_work(self.work, physics),
             prompt_work=None if self.prompt_work is None else _work(self.prompt_work, physics),
             head=_line(self.head, np.array(_doubled(self.head, SEQUENCES)), lambda n: physics.head(n).least_s),
             decode=self._decode(physics),
@@ -118,7 +123,9 @@ def _line(measured: Mapping[int, float], at: FloatArray, need: Callable[[FloatAr
     needs, anchor = need(at), float(need(np.array([last]))[0])
     values = np.interp(at, sorted(measured), [measured[n] for n in sorted(measured)])
     values = np.where(at > last, measured[last] * needs / anchor, values)
-    return Line(at=tuple(int(n) for n in at), seconds=rounded(np.maximum(values, needs)))
+    seconds = np.maximum(values, needs)
+    kept = _telling(at, seconds[:, None])
+    return Line(at=tuple(int(n) for n in at[kept]), seconds=rounded(seconds[kept]))
 
 
 def _doubled(measured: Mapping[int, float] | set[int], most: int) -> list[int]:
@@ -132,10 +139,35 @@ def _doubled(measured: Mapping[int, float] | set[int], most: int) -> list[int]:
 
 
 def _grid(rows: Sequence[int], columns: Sequence[int], seconds: FloatArray) -> Grid:
-    return Grid(rows=tuple(rows), columns=tuple(columns), seconds=tuple(rounded(row) for row in seconds))
+    down, across = _telling(rows, seconds), _telling(columns, seconds.T)
+    kept = seconds[np.ix_(down, across)]
+    return Grid(
+        rows=tuple(rows[i] for i in down),
+        columns=tuple(columns[i] for i in across),
+        seconds=tuple(rounded(row) for row in kept),
+    )
+
+
+def _telling(at: ArrayLike, seconds: FloatArray) -> list[int]:
+    """The entries between which those left out are linear within ``LOSS``; ``seconds``: a row for each entry of ``at``.
+
+    The last two are kept, since times go on as between them.
+    """
+    numbers, last = np.asarray(at, dtype=float), len(seconds) - 2
+    kept = [0]
+    while kept[-1] < last:
+        first = kept[-1]
+        fine = [first + 1]
+        for end in range(first + 2, last + 1):
+            part = ((numbers[first : end + 1] - numbers[first]) / (numbers[end] - numbers[first]))[:, None]
+            between = seconds[first] + part * (seconds[end] - seconds[first])
+            if np.all(np.abs(between - seconds[first : end + 1]) <= LOSS * seconds[first : end + 1]):
+                fine.append(end)
+        kept.append(fine[-1])
+    return [*kept, last + 1]
 
 
 def rounded(values: FloatArray) -> tuple[float, ...]:
-    """The values to five digits, rounded up so that none falls below a bound; they keep files small."""
-    scale = 10.0 ** (np.floor(np.log10(np.maximum(values, 1e-12))) - 4)
-    return tuple(float(f"{value:.5g}") for value in np.ceil(values / scale - 1e-9) * scale)
+    """The values to four digits, rounded up so that none falls below a bound; they keep files small."""
+    scale = 10.0 ** (np.floor(np.log10(np.maximum(values, 1e-12))) - 3)
+    return tuple(float(f"{value:.4g}") for value in np.ceil(values / scale - 1e-9) * scale)

@@ -3,8 +3,8 @@
 import pytest
 
 from kvsim.costs.device_profiles import find_device_profile
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_price import PassPrice
-from kvsim.costs.profile import load_profile
 from kvsim.costs.under_load import ALONE, Host, host_share
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.run import run

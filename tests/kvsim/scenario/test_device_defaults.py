@@ -109,7 +109,7 @@ def test_what_was_not_measured_is_estimated():
     own = load_scenario({**ON_4090, "cache": {"type_k": "fp8", "type_v": "fp8"}})
     assert own.machine.profile.startswith("estimate:engine=vllm&device=rtx4090&model=llama-3.1-8b")
     assert own.machine.profile.endswith("k=fp8&v=fp8")
-    assert load_scenario("chat", model="qwen3-8b", device="h100_sxm").machine.profile.startswith("estimate:")
+    assert load_scenario("chat", model="qwen3-4b", device="h100_sxm").machine.profile.startswith("estimate:")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_llama_server_takes_the_context_that_fits():
 def test_a_scenario_says_the_weights_of_its_times():
     from kvsim import run
 
-    written = load_scenario("chat", model="qwen3-8b", device="h100_sxm", workload__requests=2)
+    written = load_scenario("chat", model="qwen3-4b", device="h100_sxm", workload__requests=2)
     text = written.to_toml().replace('profile = "estimate:', 'weights = "fp8"\nprofile = "estimate:')
     with pytest.raises(UserError, match=r"has weights in bf16, and machine\.weights is fp8; leave one of them out"):
         run(load_scenario(tomllib.loads(text)))
