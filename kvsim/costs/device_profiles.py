@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from platformdirs import user_data_path
 
 from kvsim.costs.devices import device_named, devices
-from kvsim.costs.efficiency import engine_kind
-from kvsim.costs.estimate import Estimate
-from kvsim.costs.load_profile import load_profile
 from kvsim.costs.memory_settings import Engine
-from kvsim.costs.profile import Profile
 from kvsim.costs.shipped import shipped_names
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.engine_shapes import Storage
 from kvsim.model.memory_shapes import memory_shape
+
+if TYPE_CHECKING:
+    from kvsim.costs.profile import Profile
 
 
 def own_profiles() -> Path:
@@ -65,27 +64,39 @@ def find_profile(
 ) -> str:
     """What ``load_profile`` takes to load the profile of a model on a device: a user's own, a shipped one, an estimate.
 
+    Of a shipped model with K and V in other types than were measured, it is the shipped profile, adapted to them.
     ``own``: whether to look among the user's own. Raises ``UserError`` if there is no such model or device.
     """
+    from kvsim.costs.estimate import Estimate, adapted_name
+
     shape = memory_shape(model)
     weights = weights and weights.lower()
     weights = None if weights == shape.default_type else weights
-    name = profile_name(shape, device, tp=tp, weights=weights, engine=engine, type_k=type_k, type_v=type_v)
-    known = device_profiles(own=own).get(name)
+    profiles = device_profiles(own=own)
+    of: dict[str, Any] = {"tp": tp, "weights": weights, "engine": engine}
+    known = profiles.get(profile_name(shape, device, type_k=type_k, type_v=type_v, **of))
     if known is not None and _is_of(known, engine, type_k, type_v):
         return known
     file = Path(model).expanduser()
+    measured = profiles.get(profile_name(shape, device, **of))
+    if measured in shipped_names() and not file.exists():
+        return adapted_name(str(measured), type_k, type_v)
     return Estimate(engine, device, str(file.absolute()) if file.exists() else model, tp, weights, type_k, type_v).name
 
 
 def _is_of(profile: str, engine: Engine, type_k: Storage, type_v: Storage) -> bool:
     """Whether a profile is of an engine with K and V of these types. Raises ``UserError`` if it cannot be read."""
+    from kvsim.costs.efficiency import engine_kind
+    from kvsim.costs.load_profile import load_profile
+
     found = load_profile(profile)
     return engine_kind(found.engine) == engine and (found.type_k, found.type_v) == (type_k, type_v)
 
 
 def find_device_profile(model: str, device: str, **more: Any) -> Profile:
     """The profile of a model on a device. Arguments and exceptions are those of ``find_profile``."""
+    from kvsim.costs.load_profile import load_profile
+
     return load_profile(find_profile(model, device, **more))
 
 

@@ -6,26 +6,29 @@ An estimated profile has a name that says all that it is made of, so that it can
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from kvsim.costs.devices import Device, device_named
-from kvsim.costs.efficiency import EngineEfficiency, efficiencies, storage_group
+from kvsim.costs.efficiency import Efficiency, EngineEfficiency, efficiencies, engine_kind, storage_group
 from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
 from kvsim.costs.pass_tables import Grid, Line, PassTables
-from kvsim.costs.physics import PassPhysics
+from kvsim.costs.physics import Need, PassPhysics
 from kvsim.costs.profile import CopyCost, Profile, Range, Source, exactly
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
-from kvsim.model.engine_shapes import Storage
+from kvsim.model.engine_shapes import STORED, Storage
 from kvsim.model.memory_shapes import memory_shape
 
 ESTIMATE = "estimate:"
 """How the names of estimated profiles begin."""
+
+ADAPTED = re.compile(r"([^?]+)\?k=(\w+)&v=(\w+)")
+"""Names of profiles that were adapted to other types of K and V."""
 
 _TOKENS = tuple(sorted({round(2 ** (i / 4)) for i in range(65)}))
 """Tokens of the entries of tables: 1 to 65,536."""
@@ -113,6 +116,41 @@ class Estimate:
                 notes=tuple(_notes(physics, fitted, make)),
             ),
         )
+
+
+def adapted_name(profile: str, type_k: Storage, type_v: Storage) -> str:
+    """What ``load_profile`` takes for a profile with K and V in other types."""
+    return f"{profile}?k={type_k}&v={type_v}"
+
+
+def adapted(measured: Profile, type_k: str, type_v: str) -> Profile:
+    """The tables of a device with K and V in other types: attention takes as many times as long as by the estimates.
+
+    Raises ``UserError`` for types that there are not, and for a profile without tables.
+    """
+    if measured.tables is None or measured.device is None or not {type_k, type_v} <= set(STORED):
+        raise UserError(f"{measured.name}: it cannot be had with K in {type_k} and V in {type_v}; {', '.join(STORED)}")
+    engine, device, shape = engine_kind(measured.engine), device_named(measured.device), memory_shape(measured.model)
+    of = (measured.weights or shape.default_type, measured.type_k, measured.type_v, measured.tensor_parallel, engine)
+    before = PassPhysics(device, shape, *of)
+    after, found = replace(before, type_k=type_k, type_v=type_v), _efficiency(engine, device)[0]
+
+    def scaled(grid: Grid, part: Efficiency, need: Callable[[PassPhysics, FloatArray, FloatArray], Need]) -> Grid:
+        rows, columns = np.array(grid.rows, dtype=float)[:, None], np.array(grid.columns, dtype=float)[None, :]
+        both = [part.seconds(need(physics, rows, columns), shape.n_layers) for physics in (after, before)]
+        seconds = np.array(grid.seconds) * (both[0] / both[1])
+        return grid.model_copy(update={"seconds": tuple(_plain(row) for row in seconds)})
+
+    tables = measured.tables.model_copy(
+        update={
+            "decode": scaled(measured.tables.decode, found.decode, PassPhysics.decode),
+            "prompt": scaled(measured.tables.prompt, found.prompt, PassPhysics.prompt),
+        }
+    )
+    assert measured.source is not None
+    title = f"{measured.source.title} (attention scaled from {measured.type_k} by what fewer bytes save)"
+    update = {"tables": tables, "type_k": type_k, "type_v": type_v}
+    return measured.model_copy(update=update | {"source": measured.source.model_copy(update={"title": title})})
 
 
 def _efficiency(engine: str, device: Device) -> tuple[EngineEfficiency, str]:

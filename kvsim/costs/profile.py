@@ -370,7 +370,9 @@ class Profile(Fit):
     @property
     def sustained(self) -> Sustained | None:
         """How much longer matrices take under load than in the tables; None: as long."""
-        return None if self.source is None else sustained(self.device, self.source.title)
+        if self.source is None or self.estimated is not None:  # What was fitted to many devices has no such edge.
+            return None
+        return sustained(self.device, self.source.title)
 
     def measured_kernel(self, kernel: Kernel) -> bool:
         """Whether attention was measured with this kernel."""

@@ -88,14 +88,28 @@ def test_every_answer_says_its_error():
 
 def test_what_was_measured_comes_first():
     assert find_profile("llama-3.1-8b", "rtx4090") == "rtx4090-llama-3.1-8b"
-    for other in ({"weights": "fp8"}, {"type_k": "fp8", "type_v": "fp8"}, {"engine": "llamacpp"}, {"tp": 2}):
+    for other in ({"weights": "fp8"}, {"engine": "llamacpp"}, {"tp": 2}):
         assert find_profile("llama-3.1-8b", "rtx4090", **other).startswith("estimate:")
     assert find_profile("llama-3.1-8b", "rtx4090", weights="BF16") == "rtx4090-llama-3.1-8b"
 
 
+def test_tables_are_adapted_to_other_types_of_k_and_v():
+    name = find_profile("llama-3.3-70b", "h200_sxm", weights="fp8", type_k="fp8", type_v="fp8")
+    assert name == "h200_sxm-llama-3.3-70b-fp8?k=fp8&v=fp8"
+    measured, narrow = load_profile("h200_sxm-llama-3.3-70b-fp8"), load_profile(name)
+    assert (narrow.type_k, narrow.type_v) == ("fp8", "fp8")
+    assert "K in fp8, V in fp8" in narrow.basis
+    assert "(attention scaled from f16 by what fewer bytes save)" in narrow.basis
+    assert narrow.tables.work == measured.tables.work
+    ratio = np.divide(narrow.tables.decode.seconds, measured.tables.decode.seconds)
+    assert 0.5 < ratio.min() < ratio.max() <= 1
+    with pytest.raises(UserError, match="it cannot be had with K in q9 and V in fp8; f32, f16, q8_0, q4_0, fp8"):
+        load_profile("h200_sxm-llama-3.3-70b-fp8?k=q9&v=fp8")
+
+
 def test_less_to_read_takes_less_time():
     def step_s(**other):
-        tables = find_device_profile("llama-3.3-70b", "h100_sxm", tp=4, **other).tables
+        tables = find_device_profile("llama-3.3-70b", "gb200", tp=4, **other).tables
         return tables.work.seconds[0], tables.decode.seconds[5][-1]
 
     (bf16, kv16), (fp8, kv8) = step_s(), step_s(weights="fp8", type_k="fp8", type_v="fp8")
