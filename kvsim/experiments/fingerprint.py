@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvsim import __version__
+from kvsim.costs.estimate import ADAPTED, ESTIMATE
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.shipped import is_shipped, shipped_text
 from kvsim.experiments.policy_code import describe_code
 from kvsim.scenario.scenario import Scenario
@@ -47,7 +49,10 @@ def scenario_parts(scenario: Scenario, policy_code: Any = None) -> list[Any]:
     _replace_paths(table["workload"], scenario.folder)
     profile = table["machine"]["profile"]
     if is_shipped(profile):
-        table["machine"]["profile"] = [profile, hashlib.blake2b(shipped_text(profile).encode()).hexdigest()]
+        table["machine"]["profile"] = [profile, _text_digest(shipped_text(profile))]
+    elif profile.startswith(ESTIMATE) or ADAPTED.fullmatch(profile):
+        made = load_profile(profile, scenario.folder)
+        table["machine"]["profile"] = [profile, _text_digest(made.model_dump_json())]
     else:
         table["machine"]["profile"] = _file_digest(str(scenario.folder / Path(profile).expanduser()))
     if table["model"]["name"].endswith(".gguf"):
@@ -57,6 +62,10 @@ def scenario_parts(scenario: Scenario, policy_code: Any = None) -> list[Any]:
         if origin is not None:
             table[section][key] = [table[section][key], origin.version, origin.digest]
     return [table, describe_code(scenario.cache.policy) if policy_code is None else policy_code]
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.blake2b(text.encode()).hexdigest()
 
 
 def _replace_paths(table: Any, folder: Path) -> None:

@@ -16,6 +16,7 @@ import tomli_w
 
 import kvsim
 from kvsim import UserError, sweep
+from kvsim.costs.efficiency import efficiencies
 from kvsim.experiments import fingerprint
 from kvsim.experiments.store import Store
 from tests.kvsim.experiments.small_sweeps import SMALL
@@ -367,3 +368,14 @@ def test_a_missing_dask_scheduler_is_reported(within, tmp_path, monkeypatch):
         assert line.startswith(f"kvsim: {address}: no dask scheduler answers there: ")
     both = within("--dask", "127.0.0.1:9")
     assert both.stderr == "kvsim: workers: a dask cluster has its own; give either workers or dask\n"
+
+
+def test_a_run_depends_on_what_its_estimate_is_made_of(monkeypatch):
+    on = {"model": "qwen3-4b", "device": "h100_sxm"}
+    before = fingerprint.scenario_parts(kvsim.load_scenario("chat", **on))
+    assert before == fingerprint.scenario_parts(kvsim.load_scenario("chat", **on))
+    assert before != fingerprint.scenario_parts(kvsim.load_scenario("chat", **on, machine__weights="fp8"))
+    fitted = efficiencies()["vllm"]["nvidia"]
+    other = fitted.model_copy(update={"decode": fitted.decode.model_copy(update={"reading": 0.5})})
+    monkeypatch.setitem(efficiencies()["vllm"], "nvidia", other)
+    assert before != fingerprint.scenario_parts(kvsim.load_scenario("chat", **on))

@@ -107,9 +107,9 @@ def test_a_profile_of_one_s_own_is_found_by_its_name(tmp_path, monkeypatch):
 
 def test_what_was_not_measured_is_estimated():
     own = load_scenario({**ON_4090, "cache": {"type_k": "fp8", "type_v": "fp8"}})
-    assert own.machine.profile.startswith("estimate:engine=vllm&device=rtx4090&model=llama-3.1-8b")
-    assert own.machine.profile.endswith("k=fp8&v=fp8")
-    assert load_scenario("chat", model="qwen3-4b", device="h100_sxm").machine.profile.startswith("estimate:")
+    assert own.machine.profile == "rtx4090-llama-3.1-8b?k=fp8&v=fp8"
+    other = load_scenario("chat", model="qwen3-4b", device="h100_sxm", cache__type_k="fp8", cache__type_v="fp8")
+    assert other.machine.profile == "estimate:engine=vllm&device=h100_sxm&model=qwen3-4b&tp=1&k=fp8&v=fp8"
 
 
 @pytest.mark.parametrize(
