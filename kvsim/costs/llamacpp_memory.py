@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvsim.costs.memory_settings import CONTEXT_UNIT, MOST_PARALLEL, Part, PlanSettings, weight_parts
 from kvsim.model.attention_groups import AttentionGroup, MemoryShape
-from kvsim.model.storage_types import CACHE_TYPES, LLAMACPP_CACHE_TYPES, row_bytes
+from kvsim.model.storage_types import CACHE_TYPES, GGUF_ONLY, LLAMACPP_CACHE_TYPES, SERVED_TYPES, row_bytes
 
 
 def _cells(group: AttentionGroup, shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
@@ -66,6 +66,8 @@ def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
         return "--tp: the memory of llama.cpp is planned for one device"
     if s.parallel > MOST_PARALLEL["llamacpp"]:
         return f"--parallel: llama.cpp has {MOST_PARALLEL['llamacpp']} sequences at most (LLAMA_MAX_SEQ)"
+    if s.weights in SERVED_TYPES and s.weights != "mxfp4":
+        return f"--weights: llama.cpp has no {s.weights}; it has f16, bf16, f32, mxfp4, {', '.join(sorted(GGUF_ONLY))}"
     for option, kind in (("--cache-type-k", s.type_k), ("--cache-type-v", s.type_v)):
         if kind not in LLAMACPP_CACHE_TYPES:
             return f"{option}: llama.cpp has no {kind}; it has {', '.join(LLAMACPP_CACHE_TYPES)}"

@@ -146,6 +146,12 @@ def test_llama_server_takes_the_context_that_fits():
         load_scenario("chat", model="qwen3-32b", device="rtx3080", **on)
 
 
+def test_llama_cpp_has_no_weights_of_servers_for_gpus():
+    on = {"machine__engine": "llamacpp", "machine__weights": "fp8"}
+    with pytest.raises(UserError, match=r"--weights: llama\.cpp has no fp8; it has f16, bf16, f32, mxfp4, iq1_m"):
+        load_scenario("chat", model="qwen3-8b", device="rtx3090", **on)
+
+
 def test_a_scenario_says_the_weights_of_its_times():
     from kvsim import run
 
