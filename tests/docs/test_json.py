@@ -262,7 +262,7 @@ def profiles():
     mixed = PassCosts(**{name: getattr(found[0], name) for name in PassCosts.model_fields})
     found.append(found[0].model_copy(update={"host_copies": copies, "front_end_s": a_second, "mixed": mixed}))
     by = Corrected(by="llama-bench", rows=2, error_median=0.1, error_p90=0.2)
-    found.append(find_device_profile("qwen3-8b", "h200_sxm").model_copy(update={"corrected": by}))
+    found.append(find_device_profile("qwen3-8b", "gb200").model_copy(update={"corrected": by}))
     return [profile.model_dump(mode="json") for profile in found]
 
 
