@@ -272,7 +272,8 @@ def named_by_the_package():
     for name in (path.name for path in (folder.iterdir() if folder else ())):
         theirs = name.removesuffix("_config.json").replace("--", "/", 1)
         ours = theirs.rsplit("/", 1)[-1].lower().removeprefix("meta-")
-        if ours in model_names() and not ours.startswith("gpt-oss"):  # Its windows are not told apart.
+        # Windows of gpt-oss are not told apart, and of the architectures of the others the package is not asked.
+        if ours in model_names() and not ours.startswith(("gpt-oss", "kimi-", "minimax-")):
             found[ours] = theirs
     return found
 
