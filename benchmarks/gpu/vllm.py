@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,8 +33,18 @@ BATCHES = ((1, 512), (8, 512), (32, 512), (1, 2048), (1, 7168), (64, 512), (128,
 """Sequences and tokens of their prompts, the most important first; each generates 64."""
 LOADS = (1, 4, 16, 64)
 """Requests at a time, each of 1,024 tokens, with 128 in its answer."""
-VLLM = [sys.executable, "-c", "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())"]
-"""The command vllm, without its script, which not every package of it has."""
+_BENCH = """
+import sys
+from importlib import import_module
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+bench = import_module(f"vllm.benchmarks.{sys.argv.pop(1)}")
+parser = FlexibleArgumentParser()
+bench.add_cli_args(parser)
+bench.main(parser.parse_args())
+"""
+BENCH = [sys.executable, "-c", _BENCH]
+SERVE = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+"""``vllm bench`` and ``vllm serve`` without the command vllm, which the package for processors does not find."""
 
 
 def write_model(folder: Path, name: str) -> dict[str, Any]:
@@ -49,19 +62,30 @@ def write_model(folder: Path, name: str) -> dict[str, Any]:
     return shape
 
 
+def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a command in a group of its own."""
+    with log.open("a") as output:
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a command and what it started, which would keep the GPU's memory."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def run(words: list[str], limit_s: float, log: Path) -> str:
     """Run a command of vLLM, and say what came of it."""
     begin = time.monotonic()
-    with log.open("a") as output:
-        try:
-            done = subprocess.run(
-                [*VLLM, *words], stdout=output, stderr=subprocess.STDOUT, timeout=limit_s, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return f"cut after {limit_s:.0f} s"
-    return (f"ended with {done.returncode}, see {log}, " if done.returncode else "") + (
-        f"{time.monotonic() - begin:.0f} s"
-    )
+    process = start([*BENCH, *words], log)
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        stop(process)
+        return f"cut after {limit_s:.0f} s"
+    end = f"ended with {process.returncode}, see {log}, " if process.returncode else ""
+    return f"{end}{time.monotonic() - begin:.0f} s"
 
 
 def record(out: Path, name: str, folder: Path, flags: list[str], clock: Clock) -> None:
@@ -73,28 +97,24 @@ def record(out: Path, name: str, folder: Path, flags: list[str], clock: Clock) -
         if path.exists() or clock.left(LEAST_S) < LEAST_S:
             continue
         lengths = ["--input-len", str(prompt), "--output-len", "64", "--batch-size", str(sequences)]
-        words = ["bench", "latency", "--model", str(folder), *lengths, "--num-iters-warmup", "1", "--num-iters", "3"]
+        words = ["latency", "--model", str(folder), *lengths, "--num-iters-warmup", "1", "--num-iters", "3"]
         print(f"{path.name}: {run([*words, '--output-json', str(path), *common], clock.left(180), log)}", flush=True)
     missing = [load for load in LOADS if not (out / f"{Path(name).stem}-serve-{load}.json").exists()]
     if not missing or clock.left(LEAST_S) < LEAST_S:
         return
     port = "8123"
-    with log.open("a") as output:
-        server = subprocess.Popen(
-            [*VLLM, "serve", str(folder), "--port", port, *common], stdout=output, stderr=subprocess.STDOUT
-        )
+    server = start([*SERVE, "--model", str(folder), "--port", port, *common], log)
     try:
         for load in missing:
             file = f"{Path(name).stem}-serve-{load}.json"
-            words = ["bench", "serve", "--model", str(folder), "--port", port, "--dataset-name", "random"]
+            words = ["serve", "--model", str(folder), "--port", port, "--dataset-name", "random"]
             words += ["--random-input-len", "1024", "--random-output-len", "128", "--ignore-eos", "--save-result"]
             words += ["--max-concurrency", str(load), "--num-prompts", str(max(4 * load, 8)), "--result-dir", str(out)]
             words += ["--result-filename", file, "--ready-check-timeout-sec", "300"]
             if clock.left(LEAST_S) >= LEAST_S and server.poll() is None:
                 print(f"{file}: {run(words, clock.left(300), log)}", flush=True)
     finally:
-        server.terminate()
-        server.wait()
+        stop(server)
 
 
 def main(
