@@ -57,7 +57,8 @@ class Sizes:
         """The commands, but for the folder of the tool and the model, the most important first."""
         most = max(map(int, self.streams.split(",")))
         deep = ["-p", self.prompts, "-n", "64", "-d", self.depths, "-r", "3", "-o", "jsonl", *self.threads.split()]
-        # Each sequence has a cache of its own, in whole pieces of 256 cells.
+        # Each sequence has a cache of its own, in whole pieces of 256 cells. The tool may end before
+        # its last row is printed, so that one more comes last.
         many = [
             "-c",
             str(most * 768),
@@ -66,7 +67,7 @@ class Sizes:
             "-ntg",
             "32",
             "-npl",
-            self.streams,
+            f"{self.streams},1",
             "-fa",
             "on",
             *self.threads.split(),
