@@ -110,7 +110,7 @@ Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 Positive = Annotated[int, Field(ge=1, le=1 << 40)]
 Few = Annotated[int, Field(ge=1, le=MOST_SEQUENCES)]
 """Sequences, or tokens of a pass."""
-Rate = Annotated[float, Field(ge=1e-6, lt=1e12, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=1e-6, lt=1e12, allow_inf_nan=False)]
 
 
 class Row(BaseModel):

@@ -131,7 +131,7 @@ def test_aiperf_says_its_device_and_model():
 def test_wrong_rows_are_named(tmp_path):
     rows = json.loads((DATA / "llama-bench.json").read_text())
     rows[2]["avg_ns"] = -1
-    assert refused(tmp_path, json.dumps(rows)) == ": row 3: avg_ns: input should be greater than 0, got -1"
+    assert refused(tmp_path, json.dumps(rows)) == ": row 3: avg_ns: input should be greater than 0.000001, got -1"
     del rows[2]["avg_ns"]
     assert refused(tmp_path, json.dumps(rows)) == ": row 3: avg_ns: field required"
     table = (DATA / "llama-bench.md").read_text()
