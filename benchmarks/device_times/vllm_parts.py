@@ -2,7 +2,7 @@
 
     python -m benchmarks.device_times.vllm_parts build/vllm-parts.csv.gz
 
-Needs the extra gpu; takes an hour or so. Columns: device, model, tp, weights (group of their types), kind (that of
+Needs the extra gpu; takes some minutes. Columns: device, model, tp, weights (group of their types), kind (that of
 these weights), part, a, b (tokens or sequences, cells), reading_s, computing_s (the least seconds), layers, seconds.
 """
 
@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
-from kvsim.calibration.published.package import _Handle, ask
+from kvsim.calibration.published.package import PackageModel, _Handle, ask
 from kvsim.costs.devices import devices
 from kvsim.costs.efficiency import storage_group
 from kvsim.costs.physics import Need, PassPhysics
 from kvsim.errors import UserError
 from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.memory_shapes import memory_shape
 
 MODELS: dict[str, tuple[int, ...]] = {
     "llama-3.1-8b": (1, 2, 4),
@@ -32,6 +34,9 @@ MODELS: dict[str, tuple[int, ...]] = {
     "qwen3-235b-a22b": (4, 8),
 }
 """Models, and on how many devices they are asked for."""
+NAMED = {"gpt-oss-20b": ("openai/gpt-oss-20b", (1,)), "gpt-oss-120b": ("openai/gpt-oss-120b", (1, 2, 4, 8))}
+"""Models that are asked for by the package's names, since it is not handed their architecture. Their experts are in
+mxfp4; their attention, of which half has windows, is left out."""
 TOKENS = tuple(1 << i for i in range(14))
 SEQUENCES = tuple(1 << i for i in range(10))
 CELLS = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -61,10 +66,18 @@ COLUMNS = (
 )
 
 
+def question_of(device: str, model: str, tp: int, weights: str) -> tuple[PackageModel, str | None]:
+    """What the package is asked, and its own name of the model if that is used. Raises ``UserError``."""
+    if model not in NAMED:
+        return ask(device, model, tp=tp, weights=weights), None
+    like = ask(device, "llama-3.1-8b", tp=tp)
+    return replace(like, shape=memory_shape(model), weights=weights, weight_dtype=None), NAMED[model][0]
+
+
 def rows_of(device: str, model: str, tp: int, weights: str) -> list[tuple[object, ...]]:
     """The rows of a model on a device. Raises ``UserError`` where the package lacks kernels."""
-    question = ask(device, model, tp=tp, weights=weights)
-    handle, shape = _Handle(question), question.shape
+    question, name = question_of(device, model, tp, weights)
+    handle, shape = _Handle(question, name), question.shape
     physics, layers = PassPhysics(question.device, shape, weights, tp=tp), shape.n_layers
     group, found = storage_group(weights), []
 
@@ -80,6 +93,8 @@ def rows_of(device: str, model: str, tp: int, weights: str) -> list[tuple[object
         add("head", n, 0, physics.head(n), 1, taken["head"])
         add("experts", n, 0, physics.experts(n), layers, taken["experts"], expert_group(shape, weights))
         add("exchange", n, 0, physics.exchange(n), 2 * layers + 1, taken["exchange"])
+    if len(shape.groups) > 1:
+        return found
     for b in SEQUENCES:
         for c in (c for c in CELLS if b * c <= MOST_CELLS):
             add("decode", b, c, physics.decode(b, c), layers, _by_part(handle.decode(b, c))["attention"])
@@ -107,9 +122,9 @@ def _by_part(operations: Iterable[Any]) -> dict[str, float]:
 if __name__ == "__main__":
     rows: list[tuple[object, ...]] = []
     for device in (device.name for device in devices().values() if device.package):
-        for model, sizes in MODELS.items():
+        for model, sizes in (MODELS | {model: sizes for model, (_, sizes) in NAMED.items()}).items():
             for tp in sizes:
-                for weights in ("bf16", "fp8"):
+                for weights in ("bf16",) if model in NAMED else ("bf16", "fp8"):
                     try:
                         rows += rows_of(device, model, tp, weights)
                     except UserError as e:

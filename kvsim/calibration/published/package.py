@@ -228,7 +228,8 @@ class _Handle:
     Raises ``UserError`` where the package cannot price it.
     """
 
-    def __init__(self, question: PackageModel):
+    def __init__(self, question: PackageModel, name: str | None = None):
+        """``name``: ask for the model that the package knows by this name instead of handing it over."""
         self._what = question.what
         engine, modes = _package("aiconfigurator_core.sdk.engine"), {}
         if question.weight_dtype is not None:
@@ -239,7 +240,7 @@ class _Handle:
             (Path(folder) / "config.json").write_text(json.dumps(dict(question.config)), encoding="utf-8")
             self._engine = self._asked(
                 engine.EngineHandle.compile,
-                folder,
+                name or folder,
                 SYSTEMS[question.device.name],
                 question.engine,
                 backend_version=question.engine_version,

@@ -1,0 +1,33 @@
+"""The efficiencies that ship are those that the published measurements in the repository give."""
+
+import pandas as pd
+import pytest
+
+from benchmarks.device_times.fit_llamacpp import Fit
+from benchmarks.device_times.llamacpp_rows import FOLDER, rows
+from kvsim.costs.efficiency import efficiencies
+
+
+@pytest.fixture(scope="module")
+def table():
+    return rows()
+
+
+@pytest.mark.parametrize("make", sorted(efficiencies()["llamacpp"]))
+def test_llama_cpp_reaches_what_is_published(table, make):
+    own = table[table["make"] == make]
+    shipped = efficiencies()["llamacpp"][make]
+    found = Fit(own).efficiency(shipped.errors, shipped.source)
+    assert f"({len(own)} of {own['device'].nunique()} devices" in shipped.source
+    for part in ("matrices", "experts"):
+        for group, one in getattr(shipped, part).items():
+            again = getattr(found, part)[group].model_dump()
+            assert again == pytest.approx(one.model_dump(), rel=0.02, abs=1e-7), (part, group)
+    assert found.decode.model_dump() == pytest.approx(shipped.decode.model_dump(), rel=0.02, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", ["llama_bench.csv", "batched_bench.csv"])
+def test_each_row_says_where_it_is_from(name):
+    table = pd.read_csv(FOLDER / name)
+    assert table["source"].notna().all()
+    assert table["licence"].notna().all()
