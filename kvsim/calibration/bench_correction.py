@@ -22,7 +22,7 @@ from kvsim.costs.profile import HeldOut, Profile, Regime
 from kvsim.costs.tables import FloatArray
 
 _KNOTS = np.arange(15.0)
-"""Of the curve: binary logarithms of tokens, from 1 to 16,384; beyond, as at the last."""
+"""Binary logarithms of the tokens at which the curve has a value, 1 to 16,384; beyond, it is that of the last."""
 _PRIOR = 0.5
 """Standard deviation of the logarithm of a factor before anything is known: two thirds of them within 1.65 times."""
 _FADES = 3.0
@@ -44,7 +44,7 @@ class Factors:
     logs: FloatArray
     """Logarithms: of the work at each knot, then of the attention of decodes and that of prompts."""
     told: FloatArray
-    """Of each, the share of the prior deviation that is left: near 1, no row tells of it."""
+    """The share of its prior deviation that is left of each logarithm: near 1, no row tells of it."""
 
     def work(self, tokens: FloatArray | Sequence[int]) -> FloatArray:
         """The factors of passes of these tokens."""
@@ -190,7 +190,7 @@ class Correction:
     factors: Factors
     rows: Sequence[Checked]
     passes: Sequence[Sequence[Pass]]
-    """Of each row."""
+    """One for each row."""
 
     @cached_property
     def left_out_errors(self) -> FloatArray:
@@ -296,12 +296,6 @@ def _errors(done: Correction) -> dict[str, object]:
             if own
         },
         "held_out_samples": len(every),
-        **(
-            {
-                "held_out_error_median": float(np.median(every)),
-                "held_out_error_p95": float(np.quantile(every, 0.95)),
-            }
-            if len(every)
-            else {}
-        ),
+        "held_out_error_median": float(np.median(every)) if len(every) else 0.0,
+        "held_out_error_p95": float(np.quantile(every, 0.95)) if len(every) else 0.0,
     }

@@ -75,22 +75,13 @@ def find_profile(
     profiles = device_profiles(own=own)
     of: dict[str, Any] = {"tp": tp, "weights": weights, "engine": engine}
     known = profiles.get(profile_name(shape, device, type_k=type_k, type_v=type_v, **of))
-    if known is not None and _is_of(known, engine, type_k, type_v):
+    if known is not None:
         return known
     file = Path(model).expanduser()
     measured = profiles.get(profile_name(shape, device, **of))
     if measured in shipped_names() and not file.exists():
         return adapted_name(str(measured), type_k, type_v)
     return Estimate(engine, device, str(file.absolute()) if file.exists() else model, tp, weights, type_k, type_v).name
-
-
-def _is_of(profile: str, engine: Engine, type_k: Storage, type_v: Storage) -> bool:
-    """Whether a profile is of an engine with K and V of these types. Raises ``UserError`` if it cannot be read."""
-    from kvsim.costs.efficiency import engine_kind
-    from kvsim.costs.load_profile import load_profile
-
-    found = load_profile(profile)
-    return engine_kind(found.engine) == engine and (found.type_k, found.type_v) == (type_k, type_v)
 
 
 def find_device_profile(model: str, device: str, **more: Any) -> Profile:

@@ -89,9 +89,6 @@ class Estimate:
         return Profile(
             tables=_tables(physics, fitted),
             estimated=errors,
-            held_out_samples=0,
-            held_out_error_median=errors.decode_median,
-            held_out_error_p95=errors.decode_p90,
             samples=errors.passes,
             digest="",
             moves=CopyCost(per_run_s=exactly(0.0), per_cell_s=exactly(moves)),
@@ -172,6 +169,8 @@ def _notes(physics: PassPhysics, fitted: EngineEfficiency, make: str) -> Iterato
         )
     kinds = [("matrices", fitted.matrices, physics.weights)]
     if shape.n_experts:
+        if (kind := _expert_type(physics)) != physics.weights:
+            yield f"Experts are in {kind}, as the model has them."
         kinds.append(("experts", fitted.experts, _expert_type(physics)))
     for what, table, kind in kinds:
         group = fitted.of(table, kind)[1]

@@ -235,10 +235,11 @@ class Fit(PassCosts):
     """To rotate the key of one cell in all layers (K-shift)."""
     host_copies: HostCopyCost | None = None
     """To copy sequences to host memory and back; None where that was not measured."""
-    held_out_samples: int
-    held_out_error_median: float
+    held_out_samples: int = 0
+    """0: there were none, as of an estimate."""
+    held_out_error_median: float = 0.0
     """Median relative error over the passes that were not used in the fit."""
-    held_out_error_p95: float
+    held_out_error_p95: float = 0.0
     held_out: dict[Regime, HeldOut] = Field(default_factory=dict)
     """Errors on held-out passes by regime; empty in profiles with one."""
     held_out_error_median_without_pace: float | None = None

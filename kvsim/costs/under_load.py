@@ -84,7 +84,7 @@ _SUSTAINED = {
 
 
 def host_share(engine: str) -> Host | None:
-    """What the host adds to a step of an engine with its version, such as "vllm 0.19.0", where nobody says it.
+    """What the host adds to a step of an engine with its version, such as "vllm 0.19.0", unless a user says it.
 
     None: it is in the times of the device, as with llama.cpp, whose benchmarks have it.
     """

@@ -23,7 +23,8 @@ def known_profiles() -> list[dict[str, Any]]:
         p = load_profile(source)
         of: dict[str, Any] = {"name": name, "model": p.model, "on": _on(p), "engine": p.engine}
         of |= {"device": p.device, "tensor_parallel": p.tensor_parallel, "weights": p.weights}
-        errors = {"held_out_error_median": p.held_out_error_median, "held_out_error_p95": p.held_out_error_p95}
+        found_errors = (p.held_out_error_median, p.held_out_error_p95) if p.held_out_samples else (None, None)
+        errors = dict(zip(("held_out_error_median", "held_out_error_p95"), found_errors, strict=True))
         found.append({**of, **errors, "file": "" if source == name else source})
     return found
 
