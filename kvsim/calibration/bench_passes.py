@@ -30,7 +30,7 @@ class Limits:
     tokens: int
     sequences: int
     cells: int
-    """Of all sequences together."""
+    """Cells of all sequences together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,9 +89,8 @@ def recommend(
     if trace is not None:
         source = trace_scenario(trace, columns=columns, time=time, **(trace_keys or {}))
     assert source is not None
-    table = table_of(source)
+    table, profile = table_of(source), profile and given_profile(profile)
     table[0].update({} if seed is None else {"seed": seed})
-    profile = profile and given_profile(profile)
     if devices or own_device(table) is not None:
         if memory is not None:
             raise UserError(f"--memory: {own_device(table)}, which the scenario names, has its own; leave it out")
@@ -99,8 +98,7 @@ def recommend(
         return recommend_on_devices(without_machine(table), place, asked)
     if kv is not None:
         raise UserError("--kv: on a device; on a machine that was measured, K and V are as they were then")
-    changes = {} if profile is None else {"machine__profile": profile}
-    base = load_scenario(validated(*table), **changes)
+    base = load_scenario(validated(*table), **({} if profile is None else {"machine__profile": profile}))
     return _on_machine(base, asked, memory, model, weights, of_trace=trace is not None)
 
 

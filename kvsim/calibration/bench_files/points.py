@@ -40,7 +40,7 @@ class SetUp:
     gpu_layers: int | None = None
     """Layers that were on the device; None: all of them."""
     threads: int | None = None
-    """Of a processor that computed all."""
+    """The threads of a processor that computed everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class BenchPoint:
     set_up: SetUp
     kind: Kind
     seconds: float
-    """Of all passes together; of ``serve``, mean seconds from one token of a request to the next."""
+    """What all passes took together; if ``kind`` is "serve", from one token of a request to the next on the mean."""
     spread: float = 0.0
     """Standard deviation of a repetition over the mean."""
     sequences: float = 1.0
@@ -66,7 +66,7 @@ class BenchPoint:
     ubatch: int | None = None
     """Tokens in a pass at most; None: the engine's own limit."""
     prompts_per_step: float = 0.0
-    """Of ``serve``: prompts of others that begin during a step, on the mean."""
+    """Prompts of other requests that begin during a step on the mean, if ``kind`` is "serve"."""
 
     @property
     def title(self) -> str:

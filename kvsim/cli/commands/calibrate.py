@@ -124,26 +124,7 @@ def calibrate(options: Options) -> None:
     With --from, reads what benchmarks have measured: kvsim calibrate --from bench.json --model qwen3-8b
     """
     if options.from_:
-        from kvsim.calibration.bench_subject import BenchOptions
-        from kvsim.cli.bench_calibration import calibrate_by_benchmarks
-
-        why = "means nothing beside --from, which measures nothing"
-        refuse(options, why, "url", "key_env", "allow_remote", "seconds", "threads", "library", "bound", "force")
-        calibrate_by_benchmarks(
-            [*options.from_, *(options.files or [])],
-            BenchOptions(
-                model=options.model,
-                device=options.device,
-                engine=_served_engine(options.engine),
-                weights=options.weights,
-                tp=options.tp or 1,
-                type_k=options.cache_type_k,
-                type_v=options.cache_type_v,
-                flags=options.flags or "",
-            ),
-            options.out,
-            as_json=options.as_json,
-        )
+        _by_benchmarks(options)
         return
     if options.files:
         raise UserError(f"{options.files[0]}: a file means something only after --from")
@@ -158,6 +139,35 @@ def calibrate(options: Options) -> None:
         calibrate_url(asked, seconds, out, options.bound, force=options.force, as_json=options.as_json)
         return
     refuse(options, "only with --url, for a server that runs", "flags", "key_env", "allow_remote")
+    _measure_here(options)
+
+
+def _by_benchmarks(options: Options) -> None:
+    """Correct the times of a device by files of benchmarks."""
+    from kvsim.calibration.bench_subject import BenchOptions
+    from kvsim.cli.bench_calibration import calibrate_by_benchmarks
+
+    why = "means nothing beside --from, which measures nothing"
+    refuse(options, why, "url", "key_env", "allow_remote", "seconds", "threads", "library", "bound", "force")
+    calibrate_by_benchmarks(
+        [*(options.from_ or []), *(options.files or [])],
+        BenchOptions(
+            model=options.model,
+            device=options.device,
+            engine=_served_engine(options.engine),
+            weights=options.weights,
+            tp=options.tp or 1,
+            type_k=options.cache_type_k,
+            type_v=options.cache_type_v,
+            flags=options.flags or "",
+        ),
+        options.out,
+        as_json=options.as_json,
+    )
+
+
+def _measure_here(options: Options) -> None:
+    """Measure an engine on this machine."""
     from kvsim.calibration.run import calibrate as measure
     from kvsim.costs.profile import USUAL_MODEL, is_llamacpp
 

@@ -49,7 +49,7 @@ class Point:
     """The model by our name or, if we do not know it, by that of the file."""
     device: str
     precision: str
-    """Of the weights, in the file's words; empty: the model's own."""
+    """Storage type of the weights in the file's words; empty: the model's own."""
     weights: str
     """How matrices are multiplied, in the file's words; empty: in the model's own type."""
     isl: int
@@ -71,7 +71,7 @@ class Point:
 
     @property
     def looked_at(self) -> bool:
-        """Whether it is of the third of all points that may be looked at to choose what nobody states."""
+        """Whether it is of the third of all points that may be looked at to choose what no source states."""
         return int(hashlib.sha256(self.id.encode()).hexdigest(), 16) % 3 == 0
 
     @property

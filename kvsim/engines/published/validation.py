@@ -25,7 +25,7 @@ MEASURES = ("ttft", "tpot", "throughput")
 GROUPS = ("model", "device", "tp", "concurrency", "isl", "memory", "third")
 """What the errors are grouped by."""
 _UP_TO = ("concurrency", "isl")
-"""Of these, groups go up to powers of two."""
+"""Those whose groups go up to powers of two."""
 WORST = 10
 _AGAIN = "the same measurement stands in a line before"
 _PRESSED = 0.5
@@ -41,7 +41,7 @@ class PublishedValidation:
     chosen: int
     """Points that could have been replayed: those that are not in ``outcomes`` were left out of a sample."""
     seed: int
-    """Of the sample and of the lengths."""
+    """Seed of the sample and of the lengths."""
 
     @cached_property
     def table(self) -> pd.DataFrame:
