@@ -11,6 +11,7 @@ from platformdirs import user_data_path
 
 from kvsim.costs.devices import device_named, devices
 from kvsim.costs.memory_settings import Engine
+from kvsim.costs.served import Served
 from kvsim.costs.shipped import shipped_names
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.engine_shapes import Storage
@@ -67,8 +68,6 @@ def find_profile(
     Of a shipped model with K and V in other types than were measured, it is the shipped profile, adapted to them.
     ``own``: whether to look among the user's own. Raises ``UserError`` if there is no such model or device.
     """
-    from kvsim.costs.estimate import Estimate, adapted_name
-
     shape = memory_shape(model)
     weights = weights and weights.lower()
     weights = None if weights == shape.default_type else weights
@@ -80,8 +79,9 @@ def find_profile(
     file = Path(model).expanduser()
     measured = profiles.get(profile_name(shape, device, **of))
     if measured in shipped_names() and not file.exists():
-        return adapted_name(str(measured), type_k, type_v)
-    return Estimate(engine, device, str(file.absolute()) if file.exists() else model, tp, weights, type_k, type_v).name
+        return f"{measured}?k={type_k}&v={type_v}"
+    model = str(file.absolute()) if file.exists() else model
+    return Served(engine, device, model, tp, weights, type_k, type_v).estimate
 
 
 def find_device_profile(model: str, device: str, **more: Any) -> Profile:

@@ -1,34 +1,24 @@
-"""Times of a model on a device that were not measured: physics, times what engines reach of it elsewhere.
-
-An estimated profile has a name that says all that it is made of, so that it can be made again from its name.
-"""
+"""Times of a model on a device that were not measured: physics, times what engines reach of it elsewhere."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from urllib.parse import parse_qsl, urlencode
+from dataclasses import replace
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from kvsim.costs.devices import Device, device_named
 from kvsim.costs.efficiency import Efficiency, EngineEfficiency, efficiencies, engine_kind, storage_group
-from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
+from kvsim.costs.memory_settings import ENGINE_TITLES
 from kvsim.costs.pass_tables import Grid, Line, PassTables
 from kvsim.costs.physics import Need, PassPhysics
 from kvsim.costs.profile import CopyCost, Profile, Range, Source, exactly
+from kvsim.costs.served import Served
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
-from kvsim.model.engine_shapes import STORED, Storage
+from kvsim.model.engine_shapes import STORED
 from kvsim.model.memory_shapes import memory_shape
-
-ESTIMATE = "estimate:"
-"""How the names of estimated profiles begin."""
-
-ADAPTED = re.compile(r"([^?]+)\?k=(\w+)&v=(\w+)")
-"""Names of profiles that were adapted to other types of K and V."""
 
 _TOKENS = tuple(sorted({round(2 ** (i / 4)) for i in range(65)}))
 """Tokens of the entries of tables: 1 to 65,536."""
@@ -39,85 +29,44 @@ _MEASURED_TOKENS, _MEASURED_CELLS, _MEASURED_SEQUENCES = 8192, 32768, 512
 """The largest passes that efficiencies were fitted to."""
 _MAKES = {"datacentre": "nvidia", "consumer": "nvidia"}
 """Makes of devices by their kind, where they are not the kind's name."""
-_ENGINE: TypeAdapter[Engine] = TypeAdapter(Engine)
-_STORAGE: TypeAdapter[Storage] = TypeAdapter(Storage)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What an estimated profile is of."""
-
-    engine: Engine
-    device: str
-    """A device's name, or a file."""
-    model: str
-    tp: int = 1
-    weights: str | None = None
-    """None: the model's own type."""
-    type_k: Storage = "f16"
-    type_v: Storage = "f16"
-
-    @property
-    def name(self) -> str:
-        """What ``load_profile`` takes to make it."""
-        asked = {"engine": self.engine, "device": self.device, "model": self.model, "tp": self.tp}
-        asked |= {"weights": self.weights or "", "k": self.type_k, "v": self.type_v}
-        return ESTIMATE + urlencode({key: value for key, value in asked.items() if value}, safe="/:")
-
-    @staticmethod
-    def named(name: str) -> Estimate:
-        """What a name says. Raises ``UserError``."""
-        said = dict(parse_qsl(name.removeprefix(ESTIMATE)))
-        try:
-            engine = _ENGINE.validate_python(said["engine"])
-            type_k, type_v = (_STORAGE.validate_python(said.get(key, "f16")) for key in ("k", "v"))
-            tp, weights = int(said.get("tp", 1)), said.get("weights")
-            return Estimate(engine, said["device"], said["model"], tp, weights, type_k, type_v)
-        except (KeyError, ValueError):
-            known = Estimate("vllm", "h100_sxm", "qwen3-32b").name
-            raise UserError(f"{name:.200}: not the name of an estimate, such as {known}") from None
-
-    def profile(self) -> Profile:
-        """The profile. Raises ``UserError`` for a model, device or type that is not known."""
-        shape, device = memory_shape(self.model), device_named(self.device)
-        weights = self.weights or shape.default_type
-        physics = PassPhysics(device, shape, weights, self.type_k, self.type_v, self.tp, self.engine)
-        fitted, make = _efficiency(self.engine, device)
-        moe = shape.n_experts > 0
-        errors = fitted.errors_of(_expert_type(physics) if moe else weights, experts=moe)
-        moves, shift = physics.copies()
-        return Profile(
-            tables=_tables(physics, fitted),
-            estimated=errors,
-            samples=errors.passes,
-            digest="",
-            moves=CopyCost(per_run_s=exactly(0.0), per_cell_s=exactly(moves)),
-            shift_per_cell_s=exactly(shift),
-            name="-".join([device.name, re.sub(r"[^\w.-]", "-", shape.name), "estimate"]),
-            engine="vllm" if self.engine == "vllm" else "llama.cpp",
-            model=shape.name,
-            type_k=self.type_k,
-            type_v=self.type_v,
-            measured="",
-            tokens=Range(low=1, high=_MEASURED_TOKENS),
-            cells=Range(low=1, high=_MEASURED_CELLS),
-            sequences=_MEASURED_SEQUENCES,
-            device=self.device,
-            tensor_parallel=self.tp,
-            weights=weights or None,
-            source=Source(
-                title=f"physics and the efficiency of {fitted.source}",
-                url="",
-                licence="",
-                version="",
-                notes=tuple(_notes(physics, fitted, make)),
-            ),
-        )
-
-
-def adapted_name(profile: str, type_k: Storage, type_v: Storage) -> str:
-    """What ``load_profile`` takes for a profile with K and V in other types."""
-    return f"{profile}?k={type_k}&v={type_v}"
+def estimated(of: Served) -> Profile:
+    """The profile of what is served. Raises ``UserError`` for a model, device or type that is not known."""
+    shape, device = memory_shape(of.model), device_named(of.device)
+    weights = of.weights or shape.default_type
+    physics = PassPhysics(device, shape, weights, of.type_k, of.type_v, of.tp, of.engine)
+    fitted, make = _efficiency(of.engine, device)
+    moe = shape.n_experts > 0
+    errors = fitted.errors_of(_expert_type(physics) if moe else weights, experts=moe)
+    moves, shift = physics.copies()
+    return Profile(
+        tables=_tables(physics, fitted),
+        estimated=errors,
+        samples=errors.passes,
+        digest="",
+        moves=CopyCost(per_run_s=exactly(0.0), per_cell_s=exactly(moves)),
+        shift_per_cell_s=exactly(shift),
+        name="-".join([device.name, re.sub(r"[^\w.-]", "-", shape.name), "estimate"]),
+        engine="vllm" if of.engine == "vllm" else "llama.cpp",
+        model=shape.name,
+        type_k=of.type_k,
+        type_v=of.type_v,
+        measured="",
+        tokens=Range(low=1, high=_MEASURED_TOKENS),
+        cells=Range(low=1, high=_MEASURED_CELLS),
+        sequences=_MEASURED_SEQUENCES,
+        device=of.device,
+        tensor_parallel=of.tp,
+        weights=weights or None,
+        source=Source(
+            title=f"physics and the efficiency of {fitted.source}",
+            url="",
+            licence="",
+            version="",
+            notes=tuple(_notes(physics, fitted, make)),
+        ),
+    )
 
 
 def adapted(measured: Profile, type_k: str, type_v: str) -> Profile:

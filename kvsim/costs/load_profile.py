@@ -7,8 +7,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kvsim.costs.estimate import ADAPTED, ESTIMATE, Estimate, adapted
+from kvsim.costs.estimate import adapted, estimated
 from kvsim.costs.profile import FORMAT, Profile
+from kvsim.costs.served import ADAPTED, ESTIMATE, Served
 from kvsim.costs.shipped import is_shipped, shipped_names, shipped_text
 from kvsim.errors import UserError, choices
 
@@ -16,7 +17,7 @@ from kvsim.errors import UserError, choices
 def load_profile(name: str, folder: Path = Path()) -> Profile:
     """A shipped profile by name, one from a file, an estimate or an adapted one by its name. Raises ``UserError``."""
     if name.startswith(ESTIMATE):
-        return Estimate.named(name).profile()
+        return estimated(Served.named(name))
     if (named := ADAPTED.fullmatch(name)) is not None:
         return adapted(load_profile(named[1], folder), named[2], named[3])
     try:

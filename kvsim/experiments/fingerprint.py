@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvsim import __version__
-from kvsim.costs.estimate import ADAPTED, ESTIMATE
 from kvsim.costs.load_profile import load_profile
+from kvsim.costs.served import ADAPTED, ESTIMATE
 from kvsim.costs.shipped import is_shipped, shipped_text
 from kvsim.experiments.policy_code import describe_code
 from kvsim.scenario.scenario import Scenario

@@ -3,13 +3,13 @@ settings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import device_named
 from kvsim.costs.memory_plan import default_cells, llamacpp_cells
 from kvsim.costs.memory_settings import MOST_CONTEXT, Engine
+from kvsim.costs.served import Served
 from kvsim.costs.vllm_profile import serve_defaults
 from kvsim.errors import UserError
 from kvsim.model.engine_versions import PRESENT
@@ -19,17 +19,6 @@ from policies import engine_of
 
 if TYPE_CHECKING:
     from kvsim.scenario.scenario import Scenario
-
-
-@dataclass(frozen=True)
-class Served:
-    """What a scenario's table says of a model on a device."""
-
-    device: str
-    model: str
-    engine: Engine
-    tp: int
-    weights: str | None
 
 
 def engine_on(table: dict[str, Any], device: str, model: str, weights: str | None) -> Engine:
@@ -62,12 +51,14 @@ def with_device_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozense
     model = sections["model"].get("name")
     if not (isinstance(device, str) and isinstance(model, str | None) and isinstance(weights, str | None)):
         return data, frozenset()
-    if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
+    types: dict[str, Any] = {key: sections["cache"].get(key) or "f16" for key in ("type_k", "type_v")}
+    if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1 or not all(isinstance(t, str) for t in types.values()):
         return data, frozenset()
     try:
         if model is None:
             raise UserError(f"machine.device is {device!r}: say which model it serves, model.name")
-        found = _defaults(sections, Served(device, model, engine_on(sections, device, model, weights), tp, weights))
+        served = Served(engine_on(sections, device, model, weights), device, model, tp, weights, **types)
+        found = _defaults(sections, served)
     except UserError as e:
         raise ValueError(str(e)) from None
     filled = frozenset((section, key) for section, key in found if sections[section].get(key) is None)
@@ -78,14 +69,11 @@ def with_device_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozense
 
 def _defaults(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, str], Any]:
     """Values by section and key, of what has a value of its own on a device."""
-    cache = sections["cache"]
     found: dict[tuple[str, str], Any] = {("cache", "type_k"): "f16", ("cache", "type_v"): "f16"}
     found |= _vllm(sections, of) if of.engine == "vllm" else _llamacpp(sections, of)
     # After the memory: times of a model that does not fit would be of no use.
     if sections["machine"].get("profile") is None:
-        how: dict[str, Any] = {key: cache.get(key) or "f16" for key in ("type_k", "type_v")}
-        how |= {"tp": of.tp, "weights": of.weights, "engine": of.engine}
-        found["machine", "profile"] = find_profile(of.model, of.device, **how)
+        found["machine", "profile"] = find_profile(**vars(of))
     return found
 
 
@@ -115,7 +103,7 @@ def _vllm(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, st
             weights=of.weights,
             batch=batch if isinstance(batch, int) else None,
             sequences=slots if isinstance(slots, int) else usual_slots,
-            type_k=cache.get("type_k") or "f16",
+            type_k=of.type_k,
         )
         context = memory_shape(of.model).context
         if server.get("slot_context") is None and context is not None and context < cells:
@@ -125,14 +113,13 @@ def _vllm(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, st
 
 def _llamacpp(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, str], Any]:
     """What llama-server does on a device by default: the model's whole context, or what of it fits."""
-    cache = sections["cache"]
     found: dict[tuple[str, str], Any] = {
         ("server", "scheduler"): "llama-server",
         ("cache", "policy"): f"llama.cpp-{PRESENT['llama.cpp'].version}",
     }
-    if cache.get("cells") is None:
-        how: dict[str, Any] = {key: cache.get(key) or "f16" for key in ("type_k", "type_v")}
-        found["cache", "cells"] = llamacpp_cells(of.model, of.device, tp=of.tp, weights=of.weights, **how)
+    if sections["cache"].get("cells") is None:
+        served = {key: value for key, value in vars(of).items() if key != "engine"}
+        found["cache", "cells"] = llamacpp_cells(**served)
     return found
 
 

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from kvsim.costs.device_profiles import find_device_profile, find_profile
 from kvsim.costs.devices import devices
 from kvsim.costs.efficiency import efficiencies
-from kvsim.costs.estimate import Estimate
+from kvsim.costs.estimate import estimated
 from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.physics import PassPhysics
+from kvsim.costs.served import Served
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import memory_shape, model_names
 from policies import Group
@@ -26,7 +27,7 @@ def estimates(draw):
     """Any model on any device."""
     engine = draw(st.sampled_from(sorted(WEIGHTS)))
     kind = draw(st.sampled_from(STORED[engine]))
-    return Estimate(
+    return Served(
         engine,
         draw(st.sampled_from(sorted(devices()))),
         draw(st.sampled_from(sorted(model_names()))),
@@ -39,7 +40,7 @@ def estimates(draw):
 
 @given(estimates(), st.integers(1, 4096), st.integers(1, 1 << 17), st.integers(1, 1 << 14))
 def test_no_estimate_is_faster_than_its_device(estimate, sequences, cells, tokens):
-    profile, shape = estimate.profile(), memory_shape(estimate.model)
+    profile, shape = estimated(estimate), memory_shape(estimate.model)
     price = PassPrice(profile, profile.own_kernel, (Group(0),))
     weights = estimate.weights or shape.default_type
     types = (estimate.type_k, estimate.type_v, estimate.tp, estimate.engine)
@@ -62,13 +63,13 @@ def test_no_estimate_is_faster_than_its_device(estimate, sequences, cells, token
 
 @given(estimates())
 def test_an_estimate_is_made_again_from_its_name(estimate):
-    assert Estimate.named(estimate.name) == estimate
-    assert load_profile(estimate.name) == estimate.profile()
+    assert Served.named(estimate.estimate) == estimate
+    assert load_profile(estimate.estimate) == estimated(estimate)
 
 
 def test_names_say_files_too():
-    estimate = Estimate("llamacpp", "my&device.toml", "a folder/é=1.gguf")
-    assert Estimate.named(estimate.name) == estimate
+    estimate = Served("llamacpp", "my&device.toml", "a folder/é=1.gguf")
+    assert Served.named(estimate.estimate) == estimate
 
 
 @pytest.mark.parametrize("name", ["estimate:", "estimate:engine=tgi&device=l4&model=qwen3-8b", "estimate:k=q9"])
@@ -120,9 +121,9 @@ def test_less_to_read_takes_less_time():
 def test_estimates_agree_with_tables_of_others():
     # Of LLMServingSim's profiler, which nothing was fitted to.
     for device, model in (("rtx4090", "llama-3.1-8b"), ("rtxpro6000", "qwen3-32b")):
-        tabled, estimated = load_profile(f"{device}-{model}"), Estimate("vllm", device, model).profile()
+        tabled, guessed = load_profile(f"{device}-{model}"), estimated(Served("vllm", device, model))
         sequences = np.array([1, 16, 64, 128])
-        both = [[_decode_s(p, int(n)) for n in sequences] for p in (tabled, estimated)]
+        both = [[_decode_s(p, int(n)) for n in sequences] for p in (tabled, guessed)]
         assert np.abs(np.log(np.divide(*both))).max() < 0.25
 
 

@@ -146,6 +146,11 @@ def test_llama_server_takes_the_context_that_fits():
         load_scenario("chat", model="qwen3-32b", device="rtx3080", **on)
 
 
+def test_a_type_that_is_no_text_takes_one_line():
+    with pytest.raises(UserError, match=r"cache\.type_k: input should be 'f32', .* got 3"):
+        load_scenario({**ON_4090, "cache": {"type_k": 3}})
+
+
 def test_llama_cpp_has_no_weights_of_servers_for_gpus():
     on = {"machine__engine": "llamacpp", "machine__weights": "fp8"}
     with pytest.raises(UserError, match=r"--weights: llama\.cpp has no fp8; it has f16, bf16, f32, mxfp4, iq1_m"):
