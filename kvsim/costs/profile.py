@@ -368,6 +368,13 @@ class Profile(Fit):
         part of what was measured."""
         return host_share(self.engine) if self.host is None and self.device is not None else self.host
 
+    def composing(self, *, ahead: bool) -> Profile:
+        """The profile where steps are composed while the one before runs, or after it: what the host adds to each
+        depends on it, unless that was given or is part of what was measured."""
+        if self.device is None or self.host is not None:
+            return self
+        return self.model_copy(update={"host": host_share(self.engine, ahead)})
+
     @property
     def sustained(self) -> Sustained | None:
         """How much longer matrices take under load than in the tables; None: as long."""

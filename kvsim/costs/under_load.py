@@ -83,18 +83,21 @@ _SUSTAINED = {
 """By device; those of one chip and one power limit are taken to do as the one that was recorded."""
 
 
-def host_share(engine: str) -> Host | None:
+def host_share(engine: str, ahead: bool | None = None) -> Host | None:
     """What the host adds to a step of an engine with its version, such as "vllm 0.19.0", unless a user says it.
 
-    None: it is in the times of the device, as with llama.cpp, whose benchmarks have it.
+    ``ahead``: whether steps are composed while the one before runs; by default as the version does. None: the host's
+    share is in the times of the device, as with llama.cpp, whose benchmarks have it.
     """
     name, _, version = engine.partition(" ")
     if name == "llama.cpp":
         return None
     if name != "vllm":
         return Host(seconds=0.0, source=f"what {name} adds was not measured")
-    found = re.match(r"v?(\d+)\.(\d+)", version)
-    return _HIDDEN if found is None or (int(found[1]), int(found[2])) >= ASYNCHRONOUS_SINCE else _OF_VLLM
+    if ahead is None:
+        found = re.match(r"v?(\d+)\.(\d+)", version)
+        ahead = found is None or (int(found[1]), int(found[2])) >= ASYNCHRONOUS_SINCE
+    return _HIDDEN if ahead else _OF_VLLM
 
 
 def sustained(device: str | None, source: str) -> Sustained | None:

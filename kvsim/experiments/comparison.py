@@ -229,8 +229,8 @@ def compare(
     seeds = [scenario.seed + r for r in range(1, replications)]
     if seeds and seeds[-1] >= 2**63:
         raise UserError(f"replications: seed {scenario.seed} leaves no room for further ones")
-    profile = profile_of(scenario)
-    costs = cost_model(scenario, profile)
+    costs = cost_model(scenario, profile_of(scenario))
+    profile = costs.profile
     chosen, left_out = choose(policies, in_group(group), lambda policy: build_policy(scenario, policy, costs))
     outcomes = list(_run_all(_run_one, [_Asked(scenario, p, snapshots, detail) for p in chosen], 0, progress))
     stuck = tuple(f"left out {reason}" for reason in outcomes if isinstance(reason, str))

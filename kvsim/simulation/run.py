@@ -111,6 +111,8 @@ def profile_of(scenario: Scenario) -> Profile:
 def cost_model(scenario: Scenario, profile: Profile) -> CostModel:
     """The cost model of the scenario's machine."""
     machine = scenario.machine
+    if scenario.server.scheduler == "vllm":
+        profile = profile.composing(ahead=scenario.server.async_scheduling)
     link = None
     if machine.host_gb_s is not None:
         link = HostLink(machine.host_gb_s * 1e9, machine.host_latency_s, scenario.cell_bytes)

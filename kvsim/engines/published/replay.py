@@ -7,14 +7,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvsim.costs.profile import Profile
-from kvsim.costs.under_load import ASYNCHRONOUS_SINCE, host_share
 from kvsim.engines.published.front_end import FrontEndClients
 from kvsim.engines.published.points import Point
-from kvsim.engines.published.servers import FRONT_END, flags_of, scenario_of, version_of, why_not
+from kvsim.engines.published.servers import FRONT_END, flags_of, scenario_of, why_not
 from kvsim.errors import UserError
 from kvsim.experiments.workers import map_unordered
-from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.arrivals import send
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
@@ -74,15 +71,6 @@ def _numbered(job: tuple[int, Point]) -> tuple[int, Outcome]:
     return job[0], replay_point(job[1])
 
 
-def _with_host(profile: Profile, point: Point, scenario: Scenario) -> Profile:
-    """The profile with what the host adds in the point's version of vLLM, or in one that composes steps ahead."""
-    if profile.device is None or profile.host is not None:
-        return profile
-    composed_ahead = ".".join(map(str, ASYNCHRONOUS_SINCE))
-    version = composed_ahead if scenario.server.async_scheduling else version_of(point)
-    return profile.model_copy(update={"host": host_share(f"vllm {version}")})
-
-
 def replay_point(point: Point) -> Outcome:
     """Simulate the closed loop of one point."""
     if reason := why_not(point):
@@ -91,7 +79,7 @@ def replay_point(point: Point) -> Outcome:
     front_end = FrontEndClients(*FRONT_END) if flags.front_end else None
     try:
         scenario, blocks = scenario_of(point, flags)
-        costs = cost_model(scenario, _with_host(profile_of(scenario), point, scenario))
+        costs = cost_model(scenario, profile_of(scenario))
         policy = build_policy(scenario, None, costs)
         backend = SimulatedBackend(costs, policy.kernel, policy.groups)
         recorder = Recorder(detail="requests")

@@ -19,9 +19,9 @@ from kvsim.costs.pass_layout import Sample
 from kvsim.costs.profile import Coefficient, Profile, same_model
 from kvsim.costs.shipped import is_shipped
 from kvsim.costs.step_fit import LEAST_STEPS
-from kvsim.costs.under_load import host_share
 from kvsim.engines.recordings.recorded_server import RecordedServer
 from kvsim.engines.recordings.steps import SAMPLES_OF_ORIGIN, MeasuredStep, SteppedServer, fitting_half
+from kvsim.engines.recordings.vllm_scenario import vllm_behaviour
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import file_name
 from kvsim.model.recorded_names import recorded_model
@@ -54,19 +54,15 @@ def profile_for(
 ) -> ChosenProfile:
     """The profile to predict a recording with, which never saw all of it.
 
-    One that was given; else, of requests alone, that of the model on its device, with what the recorded version's host
-    adds. With steps one that is fitted to other
-    recordings of the same server with settings that cost the same, or with other ones; else to every other step of its
-    own. Raises ``UserError``: what is missing.
+    One that was given; else, of requests alone, that of the model on its device. What the host adds is that of the
+    recorded version. With steps one that is fitted to other recordings of the same server with settings that cost the
+    same, or with other ones; else to every other step of its own. Raises ``UserError``: what is missing.
     """
     if isinstance(recording, SteppedServer):
         return _fitted(recording, others) if given is None else _of_same_model(given, recording)
     chosen = _of_device(recording) if given is None else _of_same_device(given, recording)
-    profile, meta = chosen.profile, recording.meta
-    if profile.device is None or profile.host is not None:
-        return chosen
-    host = host_share(f"{meta.engine} {meta.version}")
-    return chosen._replace(profile=profile.model_copy(update={"host": host}))
+    ahead = vllm_behaviour(recording.meta.version).async_scheduling
+    return chosen._replace(profile=chosen.profile.composing(ahead=ahead))
 
 
 def is_of(profile: Profile, model: str, known: str | None) -> bool:

@@ -7,7 +7,7 @@ from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.under_load import ALONE, Host, host_share
 from kvsim.scenario.scenario import load_scenario
-from kvsim.simulation.run import run
+from kvsim.simulation.run import cost_model, profile_of, run
 from kvsim.simulation.time_breakdown import SECONDS, TERMS
 from policies import Group
 from policies.placement.rule import PassReads
@@ -98,3 +98,11 @@ def test_the_head_of_every_result_says_what_was_added_and_to_what_it_was_fitted(
     assert "at least 1.58 ms: since 0.14 vLLM prepares a step" in ON_H100.basis
     early = ON_H100.model_copy(update={"engine": "vllm 0.12.0"})
     assert "The host adds 1.58 ms and 0.036 ms for each sequence to a step: fitted to 30 loads" in early.basis
+
+
+@pytest.mark.parametrize(("ahead", "version"), [(True, "0.14.0"), (False, "0.12.0")])
+def test_a_scenario_says_whether_steps_are_composed_ahead(ahead, version):
+    on = load_scenario("chat", model="qwen3-14b", device="h100_sxm", server__async_scheduling=ahead)
+    assert cost_model(on, profile_of(on)).profile.host_share == host_share(f"vllm {version}")
+    given = profile_of(on).model_copy(update={"host": ALONE})
+    assert given.composing(ahead=not ahead) == given
