@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 SMOLLM2 := $(VENV)/.smollm2
 LLAMA := $(VENV)/.llama
@@ -20,24 +21,34 @@ VLLM_NOW := 0.32.0
 VLLM := $(VENV)/vllm-$(VLLM_NOW)
 GUIDELLM := 0.8.1
 
-# How long "make fuzz" looks at each group of readers.
+# How long "make fuzz" looks at each group of readers, and at files of scenarios.
 SECONDS ?= 60
 
-.PHONY: help setup core wheel run check test engines test-llama test-vllm test-load test-gpu lint types fast unit fuzz bench lock clean
+.PHONY: help setup core wheel run check test engines test-llama test-vllm test-load test-routers test-gpu lint types fast unit fuzz bench lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "make %-12s %s\n", $$1, $$2 }'
 
 setup: $(STAMP)  ## make .venv and install everything into it
 
-$(STAMP): pyproject.toml constraints.txt
+# What "make run" needs: the package, and at the same time its compiled core, which takes as long. Bytecode is written for
+# what is used, as it is used.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvsim needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,notebooks]'
+	@echo "setting up .venv, a minute or two"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --no-compile setuptools mypy numpy
+	@KVSIM_PURE=1 $(PIP) --no-compile --no-build-isolation --editable . & \
+	$(BIN)/python setup.py --quiet build_ext --inplace; wait $$!
+	@touch $@
+
+$(STAMP): $(RUNS)
+	KVSIM_PURE=1 $(PIP) --no-build-isolation --editable '.[dev,notebooks]'
 	@touch $@
 
 # Half a minute where a source has changed, nothing where none has; without a C compiler it only says so.
-core: setup  ## compile the simulator's core, if it has changed
+core: $(RUNS)  ## compile the simulator's core, if it has changed
 	@$(BIN)/python setup.py --quiet build_ext --inplace
 
 wheel: core  ## build a wheel with compiled code into dist/
@@ -55,7 +66,11 @@ FAILED = { echo "llama-cpp-python $(1) could not be had: it is compiled from sou
 # CMake and Ninja come as packages, so that none need be on the machine; they stay, since what they compile is added to.
 TOOLS := $(abspath $(LLAMA_BUILD))/tools/bin
 TOOLS_PIP := $(TOOLS)/pip --quiet --disable-pip-version-check
-LEAN := -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF
+# For any x86-64 processor since 2013, by name, and not for "native": what a processor names, such as AMX, its system may not
+# have enabled, and the first token would be an illegal instruction. llama.cpp's choice at run time (GGML_CPU_ALL_VARIANTS)
+# asks the processor alone too, and compiles the CPU's kernels a dozen times.
+PORTABLE := -DGGML_NATIVE=OFF -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_BMI2=ON -DGGML_FMA=ON -DGGML_F16C=ON
+LEAN := $(PORTABLE) -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF
 
 $(LLAMA_SOURCE)/.unpacked: | $(STAMP)
 	@rm -rf $(LLAMA_BUILD)
@@ -86,7 +101,7 @@ $(LLAMA_BUILD)/.server-$(LLAMA_NOW): | $(LLAMA) $(LLAMA_SOURCE)/.unpacked
 $(LLAMA_EARLY)/.installed: | $(LLAMA)
 	@echo "compiling llama-cpp-python $(EARLY), some minutes"
 	@rm -rf $(LLAMA_EARLY)
-	@PATH="$(TOOLS):$$PATH" CMAKE_ARGS="-DLLAVA_BUILD=OFF $$CMAKE_ARGS" $(TOOLS_PIP) install --no-deps --no-build-isolation --config-settings build.targets=llama --target $(LLAMA_EARLY) llama-cpp-python==$(EARLY) || $(call FAILED,$(EARLY))
+	@PATH="$(TOOLS):$$PATH" CMAKE_ARGS="$(PORTABLE) -DLLAVA_BUILD=OFF $$CMAKE_ARGS" $(TOOLS_PIP) install --no-deps --no-build-isolation --config-settings build.targets=llama --target $(LLAMA_EARLY) llama-cpp-python==$(EARLY) || $(call FAILED,$(EARLY))
 	@touch $@
 
 run: core  ## compare the policies on the built-in scenario
@@ -105,7 +120,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 fast: setup
 	$(PYTEST) -m "not slow"
 
-unit: core $(SMOLLM2)  ## run all tests
+unit: setup core $(SMOLLM2)  ## run all tests
 	$(PYTEST)
 
 check: lint types fast  ## lint, check types, run the fast tests
@@ -113,19 +128,21 @@ check: lint types fast  ## lint, check types, run the fast tests
 test: lint types unit  ## lint, check types, run all tests
 
 # Coverage-led, so that it finds something else each time: what it finds becomes a case of a test.
-fuzz: setup  ## feed the trace readers with random bytes, SECONDS=60 for each of four groups
+fuzz: setup  ## feed random bytes to four groups of trace readers, and random scenarios and profiles to run, SECONDS=60 each
 	@for group in csv jsonl packed parquet; do \
 	  $(BIN)/python -m tests.workloads.fuzz.fuzz_readers $$group --seconds $(SECONDS) || exit 1; \
 	done
+	$(BIN)/python -m tests.kvsim.cli.fuzz_files --seconds $(SECONDS)
 
-# Where llama.cpp cannot be loaded, the tests would skip: this is to fail then.
-LOADED = $(BIN)/python -c "import sys; from real_engine.llama_library import Library; print('testing against', Library(*sys.argv[1:]).name)"
+# Where llama.cpp cannot be loaded, the tests would skip, and where it dies, end without a word: this is to fail then.
+ONE_TOKEN = $(BIN)/python -m tests.real_engine.one_token
 
 test-llama: setup $(SMOLLM2) $(LLAMA) $(LLAMA_EARLY)/.installed $(LLAMA_BUILD)/.server-$(LLAMA_NOW)  ## compile two versions of llama.cpp and llama-server, and test against them
-	@$(LOADED)
+	@$(ONE_TOKEN)
 	env -u KVSIM_LLAMA_CPP $(PYTEST) tests/real_engine/llamacpp
-	@$(LOADED) $(LLAMA_EARLY)
+	@$(ONE_TOKEN) $(LLAMA_EARLY)
 	KVSIM_LLAMA_CPP=$(LLAMA_EARLY) $(PYTEST) tests/real_engine/llamacpp
+	@$(ONE_TOKEN) $(LLAMA_SERVER)
 	KVSIM_LLAMA_SERVER=$(LLAMA_SERVER) $(BIN)/python -m pytest tests/real_engine/llama_server
 
 # Linux on x86-64 or ARM; both at once, so that their versions fit. Then what is built for GPUs goes.
@@ -140,27 +157,39 @@ $(VLLM)/.installed: | $(STAMP)
 	@$(VLLM_PIP) uninstall --yes torchvision torchaudio torchcodec triton
 	@touch $@
 
-# All engines that are tested against.
-engines: $(LLAMA_EARLY)/.installed $(LLAMA_BUILD)/.server-$(LLAMA_NOW) $(VLLM)/.installed
-
 test-vllm: setup $(VLLM)/.installed  ## install vLLM for processors, and test against a server of it
 	KVSIM_VLLM=$(VLLM)/bin/python $(BIN)/python -m pytest tests/real_engine/vllm_server
 
 test-load: setup $(SMOLLM2) $(LLAMA_BUILD)/.server-$(LLAMA_NOW) $(VLLM)/.installed  ## observe llama-server under the load of GuideLLM, which others wrote
 	KVSIM_LLAMA_SERVER=$(LLAMA_SERVER) KVSIM_GUIDELLM=$(VLLM)/bin/guidellm $(BIN)/python -m pytest tests/real_engine/llama_server/test_load_generator.py
 
+# Routers, 350 MB, in an environment of their own, since they bring others' versions of what kvsim needs; Linux on x86-64.
+ROUTERS := $(VENV)/routers
+
+$(ROUTERS)/.installed: | $(STAMP)
+	@rm -rf $(ROUTERS)
+	@$(BIN)/python -m venv $(ROUTERS)
+	@$(ROUTERS)/bin/pip --quiet --disable-pip-version-check install vllm-router==0.1.17 smg==1.13.0 sglang-router==0.3.2 || { echo "the routers could not be had: they take the network and Linux on x86-64; pip says above what failed"; exit 1; }
+	@touch $@
+
+# All engines and routers that are tested against.
+engines: $(LLAMA_EARLY)/.installed $(LLAMA_BUILD)/.server-$(LLAMA_NOW) $(VLLM)/.installed $(ROUTERS)/.installed
+
+test-routers: setup $(ROUTERS)/.installed  ## install three routers, record what they decide, and compare ours with them
+	KVSIM_ROUTERS=$(ROUTERS) $(BIN)/python -m pytest tests/real_engine/routers
+
 # The package that prices passes on GPUs, 82 MB; Linux on x86-64.
 GPU := $(VENV)/.gpu
 
 $(GPU): $(STAMP) constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[gpu]'
+	$(PIP) --editable '.[gpu]'
 	@touch $@
 
 test-gpu: setup $(GPU)  ## install the package that prices passes on GPUs, and test profiles with it
 	@$(BIN)/python -c "import aiconfigurator_core"
 	$(BIN)/python -m pytest tests/kvsim/calibration/published
 
-bench: core  ## run the benchmarks
+bench: setup core  ## run the benchmarks
 	$(BIN)/python -m pytest benchmarks --benchmark-only -s
 	$(BIN)/python -m benchmarks.thresholds
 	$(BIN)/python -m benchmarks.paged

@@ -30,7 +30,8 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.arrivals import Process
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Detail, Recorder
-from kvsim.simulation.run import build_policy, cost_model, drive
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy, cost_model
 from workloads import AzureTrace, Lengths, Prefixes, Synthetic, Workload, named_rng, no_gaps, poisson_gaps
 from workloads.generators.gaps import Gaps, moments
 from workloads.request import Request

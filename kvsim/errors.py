@@ -42,7 +42,9 @@ def did_you_mean(given: str, known: Iterable[str], rest: str = "") -> str:
     """
     from difflib import SequenceMatcher
 
-    alike = {name: SequenceMatcher(None, given.casefold(), name.casefold()).ratio() for name in known}
+    pairs = {name: SequenceMatcher(None, given.casefold(), name.casefold()) for name in known}
+    # The bound leaves out long texts, which would take seconds.
+    alike = {name: pair.ratio() for name, pair in pairs.items() if pair.real_quick_ratio() >= _CLOSE}
     least = max(_CLOSE, max(alike.values(), default=0.0) - _AS_CLOSE)
     close = sorted((name for name in alike if alike[name] >= least), key=lambda name: -alike[name])
     return f"did you mean {' or '.join(repr(name + rest) for name in close[:_MEANT])}?" if close else ""
@@ -52,6 +54,10 @@ def unknown(what: str, given: str, known: Iterable[str], rest: str = "") -> str:
     """Say that this ``what`` is unknown, which may have been meant or, if none is similar, which are accepted."""
     names = list(known)
     return f"unknown {what}; {did_you_mean(given, names, rest) or 'accepted: ' + ', '.join(names)}"
+
+
+LIMITS = "; docs/limits.md has what kvsim cannot do"
+"""Ends a refusal of what is not wrong, but not simulated."""
 
 
 class UserError(ValueError):

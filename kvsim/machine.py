@@ -69,14 +69,39 @@ def blas() -> str:
     return "unknown BLAS"
 
 
-def processor_time() -> tuple[int, int] | None:
-    """Ticks in which the processors were idle, and all ticks, since the start; None where the system does not say."""
+def processor_ticks() -> tuple[int, ...] | None:
+    """Ticks of all processors since the start, by what they were used for; None where the system does not say.
+
+    user, nice, system, idle, iowait, irq, softirq and steal, of ``proc_stat(5)``.
+    """
     try:
         with open("/proc/stat", encoding="utf-8") as lines:
-            ticks = [int(n) for n in lines.readline().split()[1:9]]
+            ticks = tuple(int(n) for n in lines.readline().split()[1:9])
     except (OSError, ValueError):
         return None  # Not Linux.
-    return (ticks[3] + ticks[4], sum(ticks)) if len(ticks) == 8 else None
+    return ticks if len(ticks) == 8 else None
+
+
+def ticks_per_s() -> int:
+    """Ticks in a second of processor time."""
+    return os.sysconf("SC_CLK_TCK")
+
+
+def processor_time() -> tuple[int, int] | None:
+    """Ticks in which the processors were idle, and all ticks, since the start; None where the system does not say."""
+    ticks = processor_ticks()
+    return None if ticks is None else (ticks[3] + ticks[4], sum(ticks))
+
+
+def process_age_s() -> float:
+    """Seconds since this process began; 0 on systems that do not say."""
+    try:
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as line:
+            # Behind its name, which may have spaces in it, the 20th says when it began: ticks since the system did.
+            began_s = int(line.read().rsplit(")", 1)[1].split()[19]) / ticks_per_s()
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
 
 
 def system_load() -> float:

@@ -1,4 +1,4 @@
-"""What a policy can do besides placing tokens: five abilities, each with what holds of a policy that lacks it.
+"""What a policy can do besides placing tokens: six abilities, each with what holds of a policy that lacks it.
 
 Every policy has these methods, so that a server may ask any. A policy overrides those of the abilities that it has.
 """
@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from policies.content import Content, Key
-from policies.vocabulary import NO_MOVES, Cells, Exported, HostCopy, Moves, SequencePlan, Transfer, Unsupported
+from policies.vocabulary import NO_MOVES, Cells, Chunk, Exported, HostCopy, Moves, SequencePlan, Transfer, Unsupported
 
 if TYPE_CHECKING:
+    from policies.paging.host_chunks import HostChunks
     from policies.placement.rule import PlacementRule
 
 
@@ -97,6 +98,31 @@ class Exports:
     def settle_transfers(self) -> tuple[Transfer, ...]:
         """The copies between the tiers that no micro-batch has reported yet; from now on they are reported."""
         return ()
+
+
+class Loads:
+    """Gives sequences cells that are copied from host memory beside the steps. Without: there is nothing to load."""
+
+    chunks: HostChunks | None = None
+    """What host memory holds, and has room for, where copies are made beside the steps, as by vLLM's offloading."""
+
+    def table_of(self, seq: int) -> Sequence[int]:
+        """The blocks that a sequence holds, in the order of its tokens; empty for a layout without blocks."""
+        return ()
+
+    def expect(self, chunk: Chunk, *, whole: int = 0, waits: bool = False, besides: int = 0) -> bool:
+        """Give a sequence cells for a chunk that will be copied into them; False where there is no room.
+
+        ``whole``, ``waits``: as in ``reserve``. ``besides``: blocks that must stay free.
+        """
+        return False
+
+    def arrive(self, seq: int, tokens: int) -> None:
+        """Be told that the first tokens of a sequence are there, as was to be expected; others may find them."""
+
+    def rename(self, seq: int, new: int) -> None:
+        """Give all that a sequence has to another number, which holds nothing."""
+        raise Unsupported(f"a sequence cannot be renamed from {seq} to {new}")
 
 
 class Compacts:

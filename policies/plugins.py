@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
+from policies.checked import CheckedPolicy
+from policies.checking import BrokenPromise
 from policies.origin import Origin
 from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory
 from policies.presets import ALIASES, PRESETS, Preset, PresetGroup
@@ -123,14 +125,20 @@ def fault_in_plugin(error: BaseException, policy: Policy) -> str | None:
 
     An error that arose elsewhere is put down to the policy's class, since what a policy returns may be what is wrong.
     """
+    where = ""
+    if isinstance(policy, CheckedPolicy):
+        where = f" (policy {policy.name!r}, step {policy.step})"
+        policy = policy.inner
     kind = type(policy)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     known = [preset.origin for preset in available().values() if preset.origin is not None] + known_origins()
     origin = next((origin for origin in known if origin.holds(file)), None)
+    if isinstance(broken := error.__cause__ or error, BrokenPromise):
+        return f"{_place_of(kind, origin)}: {broken}" if origin is not None else str(broken)
     if (line := _fault(error, known)) is not None or origin is None:
-        return line
+        return line and line + where
     *_, (raised, at) = _lines(error.__cause__ or error)
-    return f"{_place_of(kind, origin)}: {kind.__name__}: {_in_a_line(error)} (met in {_shown(raised)}:{at})"
+    return f"{_place_of(kind, origin)}: {kind.__name__}: {_in_a_line(error)} (met in {_shown(raised)}:{at}){where}"
 
 
 _files: dict[str, dict[str, Preset]] = {}
@@ -206,7 +214,7 @@ def _build(make: Callable[[str, CacheConfig], Policy], origin: Origin, name: str
         policy = make(name, config)
     except ValueError:
         raise
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise PluginError(_fault(e, [origin]) or f"{_place_of(make, origin)}: {_in_a_line(e)}") from e
     if not isinstance(policy, Policy):
         kind = type(policy).__name__

@@ -24,7 +24,7 @@ def chats(**changes: Any) -> Scenario:
             "system_tokens": {"kind": "fixed", "value": 40},
             "think_s": 0.02,
         },
-        "server": {"slots": 2, "slot_context": 1024},
+        "server": {"scheduler": "llama-server", "slots": 2, "slot_context": 1024},
         "cache": {"cells": 2048, "unified": True, "policy": "contiguous"},
         "machine": {"host_gb_s": 0.05},
     }

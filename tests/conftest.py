@@ -15,9 +15,11 @@ from real_engine import load_model
 
 # A test must not fail by luck: hypothesis draws the same examples in every run, unless HYPOTHESIS=random is set.
 # On a busy machine an example may take any time, so that none fails for having been slow.
+random = os.environ.get("HYPOTHESIS") == "random"
 hypothesis.settings.register_profile(
     "suite",
-    derandomize=os.environ.get("HYPOTHESIS") != "random",
+    derandomize=not random,
+    max_examples=100 if random else 50,
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )

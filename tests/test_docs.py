@@ -35,7 +35,7 @@ def options_of(*words):
 
 
 def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
 def test_there_are_commands_on_the_pages():
@@ -46,7 +46,8 @@ def test_there_are_commands_on_the_pages():
 def test_a_command_on_a_page_exists_with_its_options(line, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     for part in line.split("&&"):
-        _, first, *rest = [word.strip("[]") for word in part.split()]
+        # What stands in quotation marks has options of other programs.
+        _, first, *rest = [word.strip("[]") for word in re.sub(r'"[^"]*"', "...", part).split()]
         for name in first.split("|"):
             group = name in ("scenario", "workload", "profile")
             for inner in rest[0].split("|") if group else [None]:

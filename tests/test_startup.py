@@ -74,6 +74,7 @@ def test_light_commands_do_not_load_what_they_do_not_use(commands, slow, tmp_pat
         assert modules & slow == set(), command
 
 
+@pytest.mark.slow
 def test_what_a_command_loads_is_seen(tmp_path):
     """The control: a command that needs the simulation loads it."""
     assert modules_of(["run identical"], tmp_path)["run identical"] >= {

@@ -1,6 +1,7 @@
 """Which part of the project may import which: the directions of docs/architecture.md, held file by file."""
 
 import ast
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -21,7 +22,7 @@ ROOMS = (
     "model",
 )
 """The rooms of ``kvsim``, each importing only those behind it."""
-AT_THE_ROOT = {"__init__", "__main__", "errors", "installation", "machine", "results"}
+AT_THE_ROOT = {"__init__", "__main__", "errors", "files", "installation", "machine", "results"}
 """Modules of ``kvsim`` in no room: every room may import them, and they import none, but for the two entrances."""
 MAY_MEASURE = {"cli", "engines", "calibration", "advice"}
 """Rooms that may import the real engine."""
@@ -43,6 +44,7 @@ FLOORS = {
 """Folders of the other packages, in the same order, and modules in them that are apart; "" are those beside them."""
 
 
+@cache
 def imports_of(path):
     """The modules that a file imports at any depth, type checking apart: pairs of a name and the function it is in."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -65,6 +67,7 @@ def imports_of(path):
     return found
 
 
+@cache
 def is_module(name):
     path = ROOT.joinpath(*name.split("."))
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
@@ -81,6 +84,7 @@ def draws(function):
     return function is not None and (function == "plot" or function.startswith("plot_") or function == "save")
 
 
+@pytest.mark.slow
 def test_every_room_imports_only_the_rooms_behind_it():
     for name, path in modules("kvsim"):
         room = name.split(".")[1] if "." in name else "__init__"
@@ -106,6 +110,7 @@ def test_the_rooms_of_advice_stand_apart():
                 assert other == "memory", f"{name} imports {target}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", sorted(FLOORS))
 def test_folders_import_only_the_folders_behind_them(package):
     floors = FLOORS[package]
@@ -123,6 +128,7 @@ def test_folders_import_only_the_folders_behind_them(package):
             assert target != package or name == f"{package}.presets", f"{name} imports the face of its own package"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "forbidden"),
     [
@@ -146,6 +152,7 @@ def test_the_engine_imports_only_what_a_model_is_and_errors():
                 )
 
 
+@pytest.mark.slow
 def test_no_module_imports_itself_by_way_of_others():
     """But for a result, which imports what draws it as it is drawn."""
     known = {
@@ -167,10 +174,12 @@ def test_circles_are_found():
         TopologicalSorter({"a": {"b"}, "b": {"c"}, "c": {"a"}}).prepare()
 
 
+@pytest.mark.slow
 def test_the_simulation_runs_without_the_engine():
     assert "real_engine" not in loaded_by("import kvsim, kvsim.simulation.run")
 
 
+@pytest.mark.slow
 def test_the_engine_runs_without_what_only_the_simulation_needs():
     """Its memory is measured, and those packages would take more of it than the engine."""
     assert not loaded_by("import real_engine.footprint") & {"pandas", "scipy", "pydantic", "simpy"}

@@ -17,15 +17,16 @@ import joblib
 import simpy
 
 from kvsim.cli import app as cli
+from kvsim.cli import progress
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.arrivals import Inbox, send
 from kvsim.simulation.backend import PassByPass
 from kvsim.simulation.job import Job
 from kvsim.simulation.prefetch import Prefetcher
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy
 from kvsim.simulation.schedulers import SCHEDULERS
 from kvsim.simulation.server import Server
+from kvsim.simulation.set_up import build_policy
 from policies import HostCopy, MicroBatch, Moves, Policy, Transfer
 from tests.paths import ROOT
 from workloads import Prefixes, Request, Workload
@@ -134,10 +135,11 @@ def serve(
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run ``kvsim`` with these arguments within this process."""
+    """Run ``kvsim`` with these arguments within this process; however long it takes, it does not say how far it is."""
     out, err, code = io.StringIO(), io.StringIO(), 0
+    quiet = patch.object(progress, "_FIRST_LINE_S", float("inf"))
     argv = patch.object(sys, "argv", ["kvsim", *arguments])
-    with argv, redirect_stdout(out), redirect_stderr(err), joblib.parallel_config("sequential"):
+    with argv, quiet, redirect_stdout(out), redirect_stderr(err), joblib.parallel_config("sequential"):
         try:
             cli.main()
         except SystemExit as end:

@@ -117,6 +117,18 @@ def timed(requests: Iterable[Request]) -> Iterator[tuple[float, Request]]:
         yield now, request
 
 
+def conversations(requests: Iterable[Request]) -> Iterator[list[Request]]:
+    """The requests of each session together, and single ones alone; sessions are adjacent in what is given."""
+    group: list[Request] = []
+    for request in requests:
+        if group and (request.session is None or request.session != group[0].session):
+            yield group
+            group = []
+        group.append(request)
+    if group:
+        yield group
+
+
 class WorkloadError(ValueError):
     """The user's input cannot be read. The message is one line: file, row or key, fault, what is accepted."""
 

@@ -3,7 +3,8 @@
     python -m benchmarks.device_times.fit_llamacpp
 
 writes the part of efficiencies.json that is of llama.cpp: for each make of devices two numbers for each group of
-storage types, and some that all types share. Left out to find errors: each device in turn, and each model in turn.
+storage types, and some that all types share; attention without flash attention is fitted apart. Left out to find
+errors: each device in turn, and each model in turn.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from scipy.optimize import least_squares
 
 from benchmarks.device_times.fitting import errors
 from benchmarks.device_times.llamacpp_rows import rows
+from benchmarks.device_times.no_flash_attention import unfused
 from benchmarks.device_times.writing import write
 from kvsim.costs.efficiency import Efficiency, EngineEfficiency
 
@@ -133,6 +135,12 @@ def fitted(table: pd.DataFrame) -> EngineEfficiency:
     return Fit(table).efficiency({"all": errors(tested)}, source)
 
 
+def with_unfused(make: str, found: EngineEfficiency) -> EngineEfficiency:
+    """With attention without flash attention, which was published for some makes."""
+    return found.model_copy(update={"unfused": unfused(make, found.decode.layer_s)})
+
+
 if __name__ == "__main__":
     everything = rows()
-    write("llamacpp", {str(make): fitted(own) for make, own in everything.groupby("make")})
+    made = {str(make): fitted(own) for make, own in everything.groupby("make")}
+    write("llamacpp", {make: with_unfused(make, found) for make, found in made.items()})

@@ -169,7 +169,7 @@ def _seconds(need: Need, scale: float) -> tuple[float, float, float]:
 
 def _physics(row: Any) -> tuple[PassPhysics | None, float]:
     """The row's physics, and how many times as large its file is as the estimate; None where something is not known."""
-    model, device = MODELS.get(row.model), _devices().get(row.device)
+    model, device = MODELS.get(row.model), row_devices().get(row.device)
     slow = str(row.flash_attn) in ("0", "0.0") and getattr(row, "depth", 1)  # Without a context it hardly matters.
     if model is None or device is None or slow or "CPU" in str(row.backend):
         return None, 1.0
@@ -200,7 +200,7 @@ def _windowed(shape: MemoryShape) -> bool:
     return any(group.kind == "window" for group in shape.groups)
 
 
-def _devices() -> dict[str, Device]:
+def row_devices() -> dict[str, Device]:
     """The devices of the rows, by their names there."""
     if not _DEVICES:
         sheet = pd.read_csv(FOLDER / "devices.csv").set_index("device")

@@ -20,8 +20,9 @@ from kvsim.costs.devices import devices
 from kvsim.costs.efficiency import storage_group
 from kvsim.costs.physics import Need, PassPhysics
 from kvsim.errors import UserError
-from kvsim.model.attention_groups import MemoryShape
-from kvsim.model.memory_shapes import memory_shape
+from kvsim.model.attention_groups import PassWeights
+from kvsim.model.config_shapes import ModelConfig
+from kvsim.model.memory_shapes import config_fields, memory_shape
 
 MODELS: dict[str, tuple[int, ...]] = {
     "llama-3.1-8b": (1, 2, 4),
@@ -34,9 +35,17 @@ MODELS: dict[str, tuple[int, ...]] = {
     "qwen3-235b-a22b": (4, 8),
 }
 """Models, and on how many devices they are asked for."""
-NAMED = {"gpt-oss-20b": ("openai/gpt-oss-20b", (1,)), "gpt-oss-120b": ("openai/gpt-oss-120b", (1, 2, 4, 8))}
-"""Models that are asked for by the package's names, since it is not handed their architecture. Their experts are in
-mxfp4; their attention, of which half has windows, is left out."""
+WEIGHTS = ("bf16", "fp8", "fp8_block", "nvfp4")
+NAMED = (
+    ("gpt-oss-20b", "openai/gpt-oss-20b", "bf16", (1,)),
+    ("gpt-oss-120b", "openai/gpt-oss-120b", "bf16", (1, 2, 4, 8)),
+    ("minimax-m2.5", "MiniMaxAI/MiniMax-M2.5", "fp8_block", (1, 2, 4)),
+    ("minimax-m2.5", "nvidia/MiniMax-M2.5-NVFP4", "nvfp4", (1, 2, 4)),
+    ("kimi-k2.5", "moonshotai/Kimi-K2.5", "bf16", (4, 8)),
+    ("kimi-k2.5", "nvidia/Kimi-K2.5-NVFP4", "nvfp4", (4, 8)),
+)
+"""Models that are asked for by the package's names, since it is not handed their architecture; weights, and devices.
+The attention of gpt-oss, of which half has windows, is left out."""
 TOKENS = tuple(1 << i for i in range(14))
 SEQUENCES = tuple(1 << i for i in range(10))
 CELLS = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -44,10 +53,10 @@ MOST_CELLS = 1_100_000
 PARTS = {
     "matrices": ("qkv_gemm", "proj_gemm", "gate_ffn1_gemm", "ffn2_gemm", "router_gemm"),
     "elementwise": ("embedding", "add_norm_1", "add_norm_2", "act_gate"),
-    "experts": ("moe",),
-    "exchange": ("embedding_ar", "ar_1", "ar_2", "moe_pre_dispatch", "moe_post_dispatch"),
+    "experts": ("moe", "moe_overlap"),
+    "exchange": ("embedding_ar", "ar_1", "ar_2", "moe_pre_dispatch", "moe_post_dispatch", "tp_allreduce"),
     "head": ("logits_gemm",),
-    "attention": ("attention",),
+    "attention": ("attention", "mla_block"),
 }
 """The package's operations by part."""
 COLUMNS = (
@@ -66,18 +75,36 @@ COLUMNS = (
 )
 
 
-def question_of(device: str, model: str, tp: int, weights: str) -> tuple[PackageModel, str | None]:
-    """What the package is asked, and its own name of the model if that is used. Raises ``UserError``."""
-    if model not in NAMED:
-        return ask(device, model, tp=tp, weights=weights), None
+def question_of(device: str, model: str, tp: int, weights: str, name: str | None) -> PackageModel:
+    """What the package is asked; ``name``: its own of the model, if that is used. Raises ``UserError``."""
+    if name is None:
+        return ask(device, model, tp=tp, weights=weights)
     like = ask(device, "llama-3.1-8b", tp=tp)
-    return replace(like, shape=memory_shape(model), weights=weights, weight_dtype=None), NAMED[model][0]
+    return replace(like, shape=memory_shape(model), weights=weights, weight_dtype=None)
 
 
-def rows_of(device: str, model: str, tp: int, weights: str) -> list[tuple[object, ...]]:
+def experts_of(question: PackageModel, name: str | None, handle: _Handle) -> _Handle:
+    """What is asked for the experts: of gpt-oss on Blackwell as vLLM multiplies them there, with activations in MXFP8.
+
+    The package has these kernels, which are FlashInfer's, as SGLang's only.
+    """
+    if question.shape.experts.kind != "mxfp4" or not question.device.tflops_fp4:
+        return handle
+    like = ask(question.device.name, "llama-3.1-8b", engine="sglang", tp=question.tp)
+    other = replace(question, engine=like.engine, engine_version=like.engine_version)
+    try:
+        found = _Handle(other, name, moe_quant_mode="w4a8_mxfp4_mxfp8")
+        found.decode(1, 512)
+    except UserError:
+        return handle
+    return found
+
+
+def rows_of(device: str, model: str, tp: int, weights: str, name: str | None = None) -> list[tuple[object, ...]]:
     """The rows of a model on a device. Raises ``UserError`` where the package lacks kernels."""
-    question, name = question_of(device, model, tp, weights)
+    question = question_of(device, model, tp, weights, name)
     handle, shape = _Handle(question, name), question.shape
+    experts = experts_of(question, name, handle)
     physics, layers = PassPhysics(question.device, shape, weights, tp=tp), shape.n_layers
     group, found = storage_group(weights), []
 
@@ -91,22 +118,32 @@ def rows_of(device: str, model: str, tp: int, weights: str) -> list[tuple[object
         add("matrices", n, 0, physics.matrices(n), layers, taken["matrices"])
         add("elementwise", n, 0, physics.elementwise(n), layers, taken["elementwise"])
         add("head", n, 0, physics.head(n), 1, taken["head"])
-        add("experts", n, 0, physics.experts(n), layers, taken["experts"], expert_group(shape, weights))
+        if shape.n_experts:
+            seconds = _by_part(experts.decode(n, 512))["experts"]
+            add("experts", n, 0, physics.experts(n), layers, seconds, storage_group(physics.expert_type))
         add("exchange", n, 0, physics.exchange(n), 2 * layers + 1, taken["exchange"])
-    if len(shape.groups) > 1:
+    # Matrices in blocks of fp8 are timed with their launches, so that whole passes are not those of a server.
+    if len(shape.groups) > 1 or group == "fp8_block":
         return found
+    latent = shape.groups[0].kind == "latent"
     for b in SEQUENCES:
         for c in (c for c in CELLS if b * c <= MOST_CELLS):
-            add("decode", b, c, physics.decode(b, c), layers, _by_part(handle.decode(b, c))["attention"])
-    for n in TOKENS[7:]:
+            seconds = _by_part(handle.decode(b, c))["attention"]
+            if latent:
+                seconds -= float(_attention_matrices(question, b).least_s)
+            add("latent" if latent else "decode", b, c, physics.decode(b, c), layers, seconds)
+    for n in () if latent else TOKENS[7:]:
         # Not of prompts with cached tokens, which the package prices by their share of the square.
         add("prompt", n, 0, physics.prompt(n, (n + 1) / 2), layers, _by_part(handle.prompt(n))["attention"])
     return found
 
 
-def expert_group(shape: MemoryShape, weights: str) -> str:
-    """The group of storage types of a model's experts."""
-    return storage_group(weights if shape.experts.kind == "default" else shape.experts.kind)
+def _attention_matrices(question: PackageModel, tokens: int) -> Need:
+    """What the matrices of latent attention need, which the package has in one with it."""
+    shape = question.shape
+    numbers = shape.n_layers * ModelConfig.model_validate(config_fields(shape.name)).attention_weights()
+    other = replace(shape, matrices=PassWeights(numbers))
+    return PassPhysics(question.device, other, "bf16", tp=question.tp).matrices(tokens)
 
 
 def _by_part(operations: Iterable[Any]) -> dict[str, float]:
@@ -121,12 +158,14 @@ def _by_part(operations: Iterable[Any]) -> dict[str, float]:
 
 if __name__ == "__main__":
     rows: list[tuple[object, ...]] = []
-    for device in (device.name for device in devices().values() if device.package):
-        for model, sizes in (MODELS | {model: sizes for model, (_, sizes) in NAMED.items()}).items():
+    asked = [(model, None, weights, sizes) for model, sizes in MODELS.items() for weights in WEIGHTS]
+    for device in (device for device in devices().values() if device.package):
+        for model, name, weights, sizes in (*asked, *NAMED):
+            if weights == "nvfp4" and not device.tflops_fp4:
+                continue
             for tp in sizes:
-                for weights in ("bf16",) if model in NAMED else ("bf16", "fp8"):
-                    try:
-                        rows += rows_of(device, model, tp, weights)
-                    except UserError as e:
-                        print(e, file=sys.stderr)
+                try:
+                    rows += rows_of(device.name, model, tp, weights, name)
+                except UserError as e:
+                    print(e, file=sys.stderr)
         pd.DataFrame(rows, columns=COLUMNS).to_csv(sys.argv[1], index=False)

@@ -13,7 +13,8 @@ from kvsim.scenario.prefixes import InfiniteCache
 from kvsim.scenario.scenario import Scenario, load_scenario, table_of
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, cost_model, drive, profile_of
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy, cost_model, profile_of
 from workloads import Prefixes, Request, Segment, Workload, named_rng
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "reproduced"

@@ -28,6 +28,8 @@ class ShortestFirst(SchedulerBase):
                 break
             self.waiting.remove(job)
             self.running[slot] = job
+        # Who waits beside a free slot waits for cells: ``why`` says so.
+        self._recorder.held_back(bool(self.waiting) and len(self.running) < self.slots)
         step, room = [], self.n_batch
         for slot, job in self.running.items():
             n = min(job.tokens - job.computed, room)

@@ -158,7 +158,9 @@ class PartPrices:
         self._profile, self._physics = profile, physics
         layers = physics.shape.n_layers
         self._groups = [Group(0, group.window, group.layers / layers) for group in physics.shape.groups]
-        if len({group.window for group in self._groups}) == 1:
+        if physics.engine == "vllm":
+            self._groups = [Group(0)]
+        elif len({group.window for group in self._groups}) == 1:
             self._groups = [Group(0, self._groups[0].window)]
         self._price = PassPrice(profile, profile.own_kernel, self._groups)
 

@@ -25,7 +25,7 @@ from kvsim.calibration.serving import USERS, SamplingBackend, closed_loop
 from kvsim.calibration.subject import passes_in, runs_in
 from kvsim.calibration.trials import CELLS, Measurable, Trial, host_copy_sizes, random_lengths
 from kvsim.costs.fitting import HostCopySample, MoveSample, ShiftSample
-from kvsim.costs.pass_layout import sample_of
+from kvsim.costs.pass_layout import SKIPPING, sample_of
 from kvsim.model.engine_shapes import Storage
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.recorder import Recorder
@@ -57,8 +57,6 @@ _REQUESTS = 4
 """Requests of a server run beyond one for each user."""
 _SLOT = 768
 """Cells of each stream in server runs."""
-SKIPPING: tuple[Kernel, ...] = ("tiled",)
-"""Kernels that skip masked cells: on a CPU, flash attention goes cell by cell."""
 
 
 class LlamaSubject:

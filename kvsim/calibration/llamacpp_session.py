@@ -14,7 +14,7 @@ from kvsim.costs.profile import USUAL_MODEL
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import SHAPES, gguf_path
 from kvsim.scenario.scenario import Scenario, load_scenario
-from kvsim.simulation.run import build_policy
+from kvsim.simulation.set_up import build_policy
 from policies import Policy, PolicyFactory
 from real_engine.llama_cells import Era
 from real_engine.llama_library import Closeable, ContextSettings, Library, LlamaModel, refusal

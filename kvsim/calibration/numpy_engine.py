@@ -22,7 +22,8 @@ from kvsim.costs.profile import NUMPY
 from kvsim.model.engine_shapes import Storage
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, drive
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy
 from policies import Chunk, Group, HostCopy, Kernel, MicroBatch, Moves, Place, Shift, View
 from policies.cells.host_copies import transfers_of
 from policies.cells.reads import reads_of

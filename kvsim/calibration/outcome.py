@@ -6,14 +6,16 @@ import os
 import platform
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from kvsim import machine
 from kvsim.costs.profile import MachineInfo, Profile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TIGHT = 0.01
 """Measuring ends when the half-width of half of the 95 % intervals, over the median, is at most this."""
@@ -70,7 +72,10 @@ class Outcome(ABC):
         for of, error in (errors or {"": self.profile.held_out_error_median}).items():
             if not error <= bound:
                 cause = likely_cause(self.profile, self.held_out, self.scatter)
-                return f"the median held-out error{of} is {error:.1%}, over the bound of {bound:.1%}; {cause}"
+                return (
+                    f"the median held-out error{of} is {error:.1%}, over the bound of {bound:.1%} (by so much the "
+                    f"profile is off where it was not fitted); {cause}"
+                )
         return None
 
     @abstractmethod
@@ -104,10 +109,11 @@ def likely_cause(profile: Profile, held_out: pd.DataFrame, scatter: float | None
     if share < _SHARE:
         return f"likely cause: other work had {1 - share:.0%} of the core, so that single passes were interrupted"
     if scatter is not None and scatter > error / 2:
-        said = f"likely cause: an unsteady machine, on which the same pass, repeated, strays by {scatter:.0%}"
+        took = f"{1 - scatter:.0%} to {1 + scatter:.0%} of" if scatter < 1 else f"up to {1 + scatter:,.0f} times"
+        said = f"likely cause: an unsteady machine: the same pass, timed again and again, took {took} its usual time"
         if pace is not None and pace.spread > _SPREAD:
-            said += f", and the pace between {pace.p5:.2f} and {pace.p95:.2f} of its median"
-        return f"{said}: stop other work, or try at another time"
+            said += f", and the machine's pace was between {pace.p5:.2f} and {pace.p95:.2f} of its median"
+        return f"{said}; stop other programs on it, or measure when it has less to do"
     if where is not None:
         return f"likely cause: a cost that the model does not know, {where}"
     if pace is not None and pace.spread > _SPREAD:

@@ -24,6 +24,7 @@ COMMANDS = {
     "why": "Explain why requests are slow: what each second was spent on, early against late and fast against slow.",
     "recommend": "Recommend a policy and its settings for your traffic, service level and memory, and what to type.",
     "plan": "Show how much memory a model takes under llama.cpp and vLLM, part by part, and what fits.",
+    "check": "Say what a server's command line will do: what fits, what each user gets, what misleads, what to change.",
     "report": "Write one self-contained HTML page about saved results; it needs no network and opens from disk.",
     "questions": "Answer common questions, each with a command to try.",
     "policies": "List the installed policies and the schedulers with their versions, or explain one.",
@@ -35,6 +36,7 @@ COMMANDS = {
     "observe": "Record your own traffic: a proxy that keeps times, token counts and hashes, never text.",
     "calibrate": "Measure an engine on this machine, or a server that runs, and write a profile of it.",
     "validate": "Compare predicted times with those of a real engine here, of recorded servers, or of running ones.",
+    "tune": "Look at a server, observe its traffic, measure it, search its settings, try them, and say what to type.",
     "conform": "Replay recorded runs of a real engine on our policies, comparing the state after every operation.",
     "memory": "Measure where an engine's memory goes: a naive set-up, then one remedy after another.",
     "accuracy": "Measure how much accuracy narrower K and V cost, or token eviction.",
@@ -57,7 +59,21 @@ class LazyCommand(TyperCommand):
         """Import the command and have it parse its arguments; the context is that of the command itself."""
         command = get_command(import_module(self.module).app)
         command.name = self.name
+        _check_given_once(command, args)
         return command.make_context(info_name, args, parent=parent, **extra)
+
+
+_SEVERAL = {"--device", "--model", "--weights", "--tp", "--kv"}
+"""Options of which ``recommend`` takes several."""
+
+
+def _check_given_once(command: Any, args: list[str]) -> None:
+    """Raise ``UserError`` for a model or device beside another, where only the last would count in silence."""
+    single = {name for p in command.params if not getattr(p, "multiple", True) for name in p.opts} & _SEVERAL
+    given = [word.partition("=")[0] for word in args]
+    for name in sorted(single) if "--device" in single else ():
+        if given.count(name) > 1:
+            raise UserError(f"{name}: given {given.count(name)} times; one is expected; {NAME} recommend takes several")
 
 
 _entrance = typer.Typer(
@@ -91,11 +107,20 @@ app.commands.update(
 )
 
 
+_Misuse: Any = typer.BadParameter.__base__
+"""What Typer raises where an option, an argument or a command is not as expected."""
+
+
 def main() -> None:
     """Run the command line; wrong input ends it with one line for each fault and exit code 2."""
     try:
         with plain_warnings():
-            app(prog_name=NAME)
+            sys.exit(app(prog_name=NAME, standalone_mode=False))
+    except _Misuse as e:
+        if type(e).__name__ == "NoArgsIsHelpError":
+            sys.exit(e.show() or 2)
+        asked = e.ctx.command_path if e.ctx else NAME
+        sys.exit(fail(f"{e.format_message().rstrip('.')}; see {asked} --help", 2))
     except Divergence as e:
         sys.exit(fail(str(e), 1))
     except NoTimes as e:

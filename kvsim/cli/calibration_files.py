@@ -20,11 +20,18 @@ if TYPE_CHECKING:
 OutcomeT = TypeVar("OutcomeT", bound="Outcome")
 
 
-@dataclass(frozen=True)
+@dataclass
 class CalibrationFiles:
     """The files of a calibration: the profile, and beside it its picture, its journal and what was refused."""
 
     target: Path
+    draws: bool = True
+    """Whether there is time for the picture."""
+
+    @property
+    def saved(self) -> str:
+        """The files that ``save`` writes, in words."""
+        return f"{self.target} and {self.picture.name}" if self.draws else f"{self.target}, without a picture"
 
     @property
     def name(self) -> str:
@@ -82,7 +89,7 @@ class CalibrationFiles:
     def _write(self, profile: Profile, path: Path, done: Outcome | None) -> None:
         try:
             profile.save(path)
-            if done is not None:
+            if done is not None and self.draws:
                 done.plot().savefig(self.picture, dpi=120)
         except OSError as e:
             raise UserError(f"{path}: cannot write: {e.strerror}") from None
@@ -103,13 +110,13 @@ class Measuring(Generic[OutcomeT]):
 
     def run(self, bound: float | None, *, force: bool, as_json: bool) -> None:
         """Measure and save the profile, or say why not; with ``force``, whatever its error is."""
-        from kvsim.calibration.outcome import HELD_OUT_BOUND
-
         files, use = self.files, f"Use it with: {self.use}"
         if force and (taken := files.take_refused(self.wanted)) is not None:
             _tell(taken, as_json, f"Saved {files.target}, as it was measured before. {use}")
             return
         done = self._measured()
+        from kvsim.calibration.outcome import HELD_OUT_BOUND
+
         warn(done.warnings)
         refusal = None if force else done.refusal(HELD_OUT_BOUND if bound is None else bound)
         if refusal is not None:
@@ -118,7 +125,7 @@ class Measuring(Generic[OutcomeT]):
         files.save(done)
         if not as_json:
             answer(done, as_json)
-        _tell(done.profile, as_json, f"\nSaved {files.target} and {files.picture.name}. {use}")
+        _tell(done.profile, as_json, f"\nSaved {files.saved}. {use}")
 
     def _measured(self) -> OutcomeT:
         """Measure, with progress; an interrupt ends the command."""

@@ -27,19 +27,22 @@ def console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=140)
 
 
-def print_report(report: Report) -> None:
+def print_report(report: Report, details: bool = True) -> None:
     """Print a report: its basis, title and conclusions, and then text and tables."""
-    draw_report(console(), report)
+    draw_report(console(), report, details)
 
 
-def draw_report(on: Console, report: Report) -> None:
-    """Draw a report on a console; figures and snapshots are left to pages."""
+def draw_report(on: Console, report: Report, details: bool = True) -> None:
+    """Draw a report on a console, with its details or without; figures and snapshots are left to pages."""
     said: set[str] = set()
     _print_lines(on, report.basis)
     _print_lines(on, filter(None, [report.title]), "bold")
+    _print_lines(on, filter(None, [report.meaning]))
     _print_lines(on, report.conclusions, "bold")
-    _print_lines(on, report.about)
+    _print_lines(on, [*report.about, *(report.assumed if details else ())])
     for section in report.sections:
+        if section.detail is not None and section.detail is not details:
+            continue
         _print_lines(on, section.text)
         for table in _joined(section.tables):
             _print_table(on, table)
@@ -128,14 +131,20 @@ def _folded(heading: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def answer(found: Any, as_json: bool, *details: Any, of: Callable[[Any], dict[str, Any]] | None = None) -> None:
-    """Print a result: its object (``to_dict``, or what ``of`` makes), or its report, which ``details`` are told."""
+def answer(
+    found: Any,
+    as_json: bool,
+    *told: Any,
+    of: Callable[[Any], dict[str, Any]] | None = None,
+    details: bool = True,
+) -> None:
+    """Print a result: its object (``to_dict``, or what ``of`` makes), or its report, whose maker is ``told`` more."""
     if as_json:
         print_json(found.to_dict() if of is None else of(found))
     else:
         from kvsim.reports.report import report_of
 
-        print_report(report_of(found, *details))
+        print_report(report_of(found, *told), details)
 
 
 def print_json(value: Any) -> None:
@@ -149,9 +158,14 @@ def print_saved(files: Iterable[Path], folder: Path) -> None:
 
 
 def warn(lines: Iterable[str]) -> None:
-    """Print warnings to standard error, a line for each."""
+    """Print warnings to standard error, a line for each; a ``Remark`` of a workload is none."""
     for line in lines:
-        typer.echo(f"warning: {line}", err=True)
+        typer.echo(f"{getattr(line, 'heading', 'warning')}: {line}", err=True)
+
+
+def note(line: str) -> None:
+    """Say to standard error what is being done."""
+    typer.echo(line, err=True)
 
 
 def point_to_questions(words: str) -> None:
@@ -166,7 +180,7 @@ def plain_warnings() -> Iterator[None]:
         as_usual = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if category.__module__.startswith("policies."):
+            if category.__module__.startswith(("kvsim.", "policies.")):
                 warn([str(message)])
             else:
                 as_usual(message, category, *where, **more)

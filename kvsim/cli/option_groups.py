@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from kvsim.cli.console import warn
 from kvsim.cli.options import (
     Columns,
     ContinueClock,
+    CpuBandwidth,
+    CpuExperts,
     DeviceCacheType,
     DeviceEngine,
     DeviceName,
     DeviceWeights,
     DropFailed,
+    ExpertParallel,
+    FlashAttention,
+    GpuLayers,
+    Growth,
     ModelName,
+    OutputTokens,
     ProfileName,
+    PromptTokens,
+    Replicas,
     Requests,
+    RouterName,
     ScenarioName,
     Scheduler,
     Seed,
+    SharedTokens,
     SkipBadRows,
     TensorParallel,
+    Think,
     TimeUnit,
+    ToolShare,
+    ToolTime,
+    Turns,
+    Users,
 )
 from kvsim.errors import UserError
 
 if TYPE_CHECKING:
     from kvsim.scenario.scenario import Scenario
     from workloads.traces.table_row import Time
+
+
+_NAMES = {"ngl": "n-gpu-layers"}
+"""Options that are not named as their fields."""
 
 
 def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -80,49 +103,149 @@ def refuse(options: Any, why: str, *names: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedOptions:
-    """The model that a scenario's requests are for, and what serves it."""
+class UsersOptions:
+    """Traffic in its users' own words: arguments of ``users_section``."""
+
+    users: Users = None
+    prompt: PromptTokens = None
+    shared: SharedTokens = None
+    output: OutputTokens = None
+    think: Think = None
+    turns: Turns = None
+    growth: Growth = None
+    tool_share: ToolShare = None
+    tool_time: ToolTime = None
+
+    @property
+    def of_users(self) -> dict[str, Any] | None:
+        """What is given of them; None without users. Raises ``UserError`` if what is needed is missing."""
+        given = {f.name: v for f in fields(UsersOptions) if (v := getattr(self, f.name)) is not None}
+        if not given:
+            return None
+        for name, example in (("users", "12"), ("prompt", "6000"), ("output", "300")):
+            if name not in given:
+                first = next(iter(given)).replace("_", "-")
+                raise UserError(f"--{first}: say --{name} too, such as --{name} {example}")
+        return given
+
+    @property
+    def typed(self) -> str:
+        """All options that are given, as they are typed; without the scenario, which is none."""
+        words: list[str] = []
+        for field in fields(self):
+            value, name = getattr(self, field.name), _NAMES.get(field.name, field.name.replace("_", "-"))
+            if value != field.default and field.name != "scenario":
+                words.append(f"--no-{name}" if value is False else f"--{name}")
+                words += [] if isinstance(value, bool) else [str(value)]
+        return shlex.join(words)
+
+    @property
+    def traffic(self) -> dict[str, Any]:
+        """The users' workload as an argument of ``load_scenario``; empty without users. Raises ``UserError``."""
+        if self.of_users is None:
+            return {}
+        from kvsim.scenario.users import users_section
+
+        return {"workload": users_section(**self.of_users)}
+
+    def base(self, named: str | None, default: str) -> str | dict[str, Any] | Scenario:
+        """The scenario that is named; else, for users, one without settings of its own, or the default one."""
+        return named or (default if self.of_users is None else {"name": "users"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedOptions(UsersOptions):
+    """The model that a scenario's requests are for, what serves it, and perhaps other traffic."""
 
     model: ModelName = None
     device: DeviceName = None
     tp: TensorParallel = None
+    ep: ExpertParallel = None
     weights: DeviceWeights = None
     engine: DeviceEngine = None
     kv: DeviceCacheType = None
+    ngl: GpuLayers = None
+    n_cpu_moe: CpuExperts = None
+    cpu_gb_s: CpuBandwidth = None
+    flash_attn: FlashAttention = None
+    replicas: Replicas = None
+    router: RouterName = None
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """Which columns of a table are what, and the unit of its arrivals, where there are options for these."""
+        return {}
 
     @property
     def served(self) -> dict[str, Any]:
-        """What is given of them, as arguments of ``load_scenario``."""
+        """What is given of them, as arguments of ``load_scenario``. Raises ``UserError``."""
+        if self.flash_attn is not None and self.engine not in (None, "llamacpp"):
+            raise UserError("--flash-attn, --no-flash-attn: llama.cpp has them and vLLM has not; leave them out")
         keys = {
             "model": self.model,
             "device": self.device,
             "machine__tensor_parallel": self.tp,
+            "machine__expert_parallel": self.ep,
             "machine__weights": self.weights,
-            "machine__engine": self.engine,
+            "machine__engine": self.engine or (None if self.flash_attn is None else "llamacpp"),
             "cache__type_k": self.kv,
             "cache__type_v": self.kv,
+            "machine__n_gpu_layers": self.ngl,
+            "machine__n_cpu_moe": self.n_cpu_moe,
+            "machine__cpu_gb_s": self.cpu_gb_s,
+            "cluster__replicas": self.replicas,
+            "cluster__router": self.router,
+            "cache__kernel": {None: None, True: "tiled", False: "masked"}[self.flash_attn],
         }
-        return {key: value for key, value in keys.items() if value is not None}
+        return self.traffic | {key: value for key, value in keys.items() if value is not None}
+
+    def base(self, named: str | None, default: str) -> str | dict[str, Any] | Scenario:
+        """The scenario that is named, or one of the users' or a trace file's traffic.
+
+        Raises ``UserError`` if traffic has no model and device that serve it.
+        """
+        from kvsim.scenario.builtin import is_trace
+
+        of_trace = named is not None and is_trace(named) and Path(named).is_file()
+        traffic = named if of_trace else "--users" if named is None and self.of_users is not None else None
+        if traffic is not None and (self.model is None or self.device is None):
+            raise UserError(f"{traffic}: say what serves them, --model and --device, or name a scenario that does")
+        if not (of_trace and traffic):
+            if any(self.table.values()):
+                raise UserError("--columns, --time: of a table of your own; name its file in place of a scenario")
+            return UsersOptions.base(self, named, default)
+        from kvsim.scenario.trace_files import trace_scenario
+
+        return trace_scenario(traffic, **self.table)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScenarioOptions(ServedOptions):
     """A scenario, and what is replaced in it."""
 
-    scenario: ScenarioName = "chat"
+    scenario: ScenarioName = None
     scheduler: Scheduler = None
     seed: Seed = None
     requests: Requests = None
     profile: ProfileName = None
+    columns: Columns = None
+    time: TimeUnit = None
     skip_bad_rows: SkipBadRows = False
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """Which columns of a table are what, and the unit of its arrivals. Raises ``UserError``."""
+        return {"columns": _columns(self.columns), "time": _time(self.time)}
 
     def load(self, source: Scenario | None = None) -> Scenario:
         """The scenario with what is replaced; ``source``: in place of the one that is named. Raises ``UserError``."""
         from kvsim.scenario.scenario import given_profile, load_scenario
         from kvsim.scenario.trace_sections import TRACES, TraceWorkload
 
+        if source is None:
+            warn(filter(None, [self._left_behind()]))
         scheduler = {} if self.scheduler is None else {"server__scheduler": self.scheduler}
-        loaded = load_scenario(source or self.scenario, **self.served, **scheduler)
+        loaded = load_scenario(source or self.base(self.scenario, "chat"), **self.served, **scheduler)
         changes: dict[str, Any] = {}
         if self.seed is not None:
             changes["seed"] = self.seed
@@ -136,6 +259,15 @@ class ScenarioOptions(ServedOptions):
         if self.profile is not None:
             changes["machine__profile"] = given_profile(self.profile)
         return load_scenario(loaded, **changes)
+
+    def _left_behind(self) -> str:
+        """A line for what a file says and --device replaces, as it was written for another machine."""
+        from kvsim.scenario.device_defaults import left_aside
+        from kvsim.scenario.scenario import read
+
+        if self.device is None or self.scenario is None or not self.scenario.endswith(".toml"):
+            return ""
+        return left_aside(self.scenario, read(self.scenario)[0], self.device, self.engine)
 
 
 @dataclass(frozen=True)

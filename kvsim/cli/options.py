@@ -15,8 +15,65 @@ if TYPE_CHECKING:
     from policies import PresetGroup
 
 ScenarioName = Annotated[
-    str,
-    typer.Argument(metavar="SCENARIO", help="A built-in scenario or a TOML file.", autocompletion=completion.scenarios),
+    str | None,
+    typer.Argument(
+        metavar="SCENARIO",
+        help="A built-in scenario, a TOML file or, with --model and --device, a trace or a log.",
+        show_default="chat",
+        autocompletion=completion.scenarios,
+    ),
+]
+_USERS = "Traffic in its users' words, in place of the scenario's"
+Users = Annotated[
+    int | None,
+    typer.Option(help="So many people or agents, who wait for each answer.", min=1, rich_help_panel=_USERS),
+]
+PromptTokens = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKENS",
+        help="Mean of their prompts, such as 6000; 6000:0.8 with its spread (by default 0.5), 6000:0 always the same.",
+        rich_help_panel=_USERS,
+    ),
+]
+SharedTokens = Annotated[
+    int | None,
+    typer.Option(metavar="TOKENS", help="How many of these are a shared system prompt.", min=0, rich_help_panel=_USERS),
+]
+OutputTokens = Annotated[
+    str | None, typer.Option(metavar="TOKENS", help="Mean of their answers, like --prompt.", rich_help_panel=_USERS)
+]
+Think = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help="Mean time from an answer to the next prompt, such as 30s.", rich_help_panel=_USERS
+    ),
+]
+Turns = Annotated[
+    int | None,
+    typer.Option(help="Requests of a conversation (1); each repeats those before.", min=1, rich_help_panel=_USERS),
+]
+Growth = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKENS",
+        help="How much longer each further prompt is, with the answer that it repeats.",
+        rich_help_panel=_USERS,
+    ),
+]
+ToolShare = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Of agents: the share of further turns that bring a tool's result, such as 0.9.",
+        min=0,
+        max=1,
+        rich_help_panel=_USERS,
+    ),
+]
+ToolTime = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Mean time that a tool takes (1s).", rich_help_panel=_USERS),
 ]
 Seed = Annotated[int | None, typer.Option(help="Replace the scenario's seed.")]
 Requests = Annotated[
@@ -39,8 +96,19 @@ DeviceName = Annotated[
     str | None,
     typer.Option("--device", help="The GPU that serves it, such as rtx4090.", autocompletion=completion.devices),
 ]
+Replicas = Annotated[int | None, typer.Option(help="Servers like this one, behind a router.", min=1, max=1024)]
+RouterName = Annotated[
+    str | None,
+    typer.Option("--router", help="Which of the servers gets a request.", autocompletion=completion.routers),
+]
 TensorParallel = Annotated[
     int | None, typer.Option("--tp", help="Devices that share the model (tensor parallelism).", min=1, max=64)
+]
+ExpertParallel = Annotated[
+    int | None,
+    typer.Option(
+        "--ep", help="vLLM: servers of --replicas that divide the experts (expert parallelism).", min=1, max=64
+    ),
 ]
 DeviceWeights = Annotated[
     str | None,
@@ -58,12 +126,36 @@ DeviceEngine = Annotated[
         autocompletion=completion.planned_engines,
     ),
 ]
+GpuLayers = Annotated[
+    int | None,
+    typer.Option("--ngl", "--n-gpu-layers", help="llama.cpp: layers on the device; the CPU has the others.", min=0),
+]
+CpuExperts = Annotated[
+    int | None, typer.Option("--n-cpu-moe", help="llama.cpp: layers whose experts the CPU has.", min=0)
+]
+CpuBandwidth = Annotated[
+    float | None,
+    typer.Option(
+        "--cpu-gb-s", help="Bandwidth of the computer's memory for layers on the CPU, GB/s; by default 89.6.", min=0.1
+    ),
+]
+FlashAttention = Annotated[
+    bool | None, typer.Option("--flash-attn/--no-flash-attn", help="llama.cpp on a device: flash attention.")
+]
 DeviceCacheType = Annotated[
     str | None,
     typer.Option(
         "--kv",
         help=f"Storage type of K and V: {', '.join(STORED)}.",
         autocompletion=completion.scenario_storages,
+    ),
+]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="Hold policies to their word at every step; their placement rules, which would take steps unseen, are not "
+        "used. Plug-ins are always held to theirs, at first and by sample.",
     ),
 ]
 Plots = Annotated[bool, typer.Option("--plots", help="Draw pictures too, and save them beside the tables.")]

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Literal, Self
 
+from kvsim.model.durations import about
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -52,8 +54,8 @@ class _Progress:
         self._due_s = now + _LINE_EVERY_S
         return True
 
-    def _print(self, now: float, said: str) -> None:
-        print(f"{self.title}: {said} after {now - self._began:.0f} s", file=sys.stderr, flush=True)
+    def _print(self, now: float, said: str, left: str = "") -> None:
+        print(f"{self.title}: {said} after {now - self._began:.0f} s{left}", file=sys.stderr, flush=True)
 
     def _update(self, now: float, done: int, total: int | None, detail: str, *, refresh: bool) -> None:
         """Show this on the bar."""
@@ -107,14 +109,25 @@ class RunProgress(_Progress):
             detail = f"requests, {simulated_s:,.1f} s simulated, {speed:,.0f} requests/s"
             self._update(now, done, self._total, detail, refresh=True)
 
-    def share(self, done: float) -> None:
-        """Show that this share of the work, between 0 and 1, is done."""
+    def share(self, done: float, doing: str = "") -> None:
+        """Show that this share of the work, between 0 and 1, is done, and what is being done, by default about how long
+        the rest takes.
+        """
         now = time.perf_counter()
+        left = f"{about((now - self._run_began) * (1 - done) / done)} left" if 0 < done < 1 else ""
+        more = f", {doing or left}" if doing or left else ""
         if self._bar is None:
             if self._line_due(now):
-                self._print(now, f"{done:.0%}")
+                self._print(now, f"{done:.0%}", more)
         elif self._due(now):
-            self._update(now, round(100 * done), self._total, "%", refresh=True)
+            self._update(now, round(100 * done), self._total, f"%{more}", refresh=True)
+
+    def say(self, line: str) -> None:
+        """Print a warning at once, above the bar."""
+        if self._bar is not None and self._live:
+            self._bar.console.print(f"warning: {line}", highlight=False, markup=False, soft_wrap=True)
+        else:
+            print(f"warning: {line}", file=sys.stderr, flush=True)
 
     def _due(self, now: float) -> bool:
         """Whether it is time to update the bar."""

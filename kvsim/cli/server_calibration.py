@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,24 +20,62 @@ from kvsim.results import writable
 if TYPE_CHECKING:
     from kvsim.costs.profile import Profile
     from kvsim.engines.live.calibration import ServerCalibration
+    from kvsim.engines.live.load_measurement import LoadMeasurement
     from kvsim.engines.live.served import LiveServer
+
+
+_OVER = 0.1
+"""Share of the time by which it may be over when all is done; what is not drawn by then is left out."""
+_STARTING_S = 10.0
+"""A process that is older was not started for this command."""
 
 
 def calibrate_url(
     asked: ServerAsked, seconds: float, out: Path | None, bound: float | None, *, force: bool, as_json: bool
 ) -> None:
-    """Measure a server and save its profile, or say why not."""
-    server = asked.found()
-    from kvsim.engines.live.calibration import calibrate_server
+    """Measure a server and save its profile, or say why not; all of it, the loading of what it takes included, ends
+    when ``seconds`` are over, or a tenth of them later.
+    """
+    from kvsim import machine
 
+    now = time.monotonic()
+    age_s = machine.process_age_s()
+    began = now - age_s if age_s < _STARTING_S else now
+    server = asked.found(seconds + began - now)
+    from kvsim.engines.live.bounded import Deadline
+    from kvsim.engines.live.measuring import measure_server
+
+    # On this machine, as busy as it is, what the fit takes is loaded in about as long as all this, and drawing takes
+    # twice as long.
+    loading_s = time.monotonic() - now
     target = out or Path(f"{file_name(server)}.profile.json")
     files = CalibrationFiles(writable(target.parent) / target.name)
+    deadline = Deadline(seconds - min(2 * loading_s, _OVER * seconds), began)
+
+    def is_known(measurement: LoadMeasurement) -> bool:
+        from kvsim.engines.live.calibration import is_known
+
+        return is_known(measurement)
 
     def measure(progress: RunProgress) -> ServerCalibration:
-        return calibrate_server(server, seconds=seconds, name=files.name, report=progress.share, journal=files.journal)
+        measurement = measure_server(
+            server,
+            deadline,
+            is_known,
+            report=progress.share,
+            notice=progress.say,
+            journal=files.journal,
+            fit_s=min(loading_s, seconds / 3),
+        )
+        from kvsim.engines.live.calibration import calibration_of
+
+        done = calibration_of(measurement, files.name)
+        files.draws = 2 * loading_s <= Deadline((1 + _OVER) * seconds, began).left_s
+        return done
 
     if not as_json:
-        typer.echo(f"{server.engine} at {server.address}, {server.model}; assumed:")
+        known = "" if server.settings.started is None else f"{server.settings.started}; "
+        typer.echo(f"{server.engine} at {server.address}, {server.model}; {known}assumed:")
         for line in server.served.assumed or ("nothing",):
             typer.echo(f"  {line}")
     use = f"kvsim recommend --trace TRACE --slo 'ttft_p95<1s' --profile {target}"
@@ -77,7 +116,8 @@ def file_name(server: LiveServer) -> str:
 
 
 def is_of(server: LiveServer, found: Profile) -> bool:
-    """Whether a profile is of this server."""
+    """Whether a profile is of this server, by whatever name it or ``--model`` calls the model."""
     cache = server.served.scenario.cache
-    wanted = (server.engine, server.model, cache.type_k, cache.type_v)
-    return wanted == (found.engine, found.model, found.type_k, found.type_v)
+    same = server.model == found.model or not set(server.served_as).isdisjoint(found.served_as)
+    wanted = (server.engine, cache.type_k, cache.type_v)
+    return same and wanted == (found.engine, found.type_k, found.type_v)

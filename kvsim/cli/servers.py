@@ -49,13 +49,20 @@ class ServerAsked:
             resume=self.resume,
         )
 
-    def found(self) -> LiveServer:
-        """The server, after it was asked what it is. Raises ``UserError``."""
+    def found(self, within_s: float = 60.0) -> LiveServer:
+        """The server, after it was asked what it is, which may take so long. Raises ``UserError``."""
         check_httpx()
         from kvsim.engines.live.served import find_server
 
         key = key_of(self.key_env)
-        return find_server(self.url, model=self.model, flags=self.flags or "", key=key, allow_remote=self.allow_remote)
+        return find_server(
+            self.url,
+            model=self.model,
+            flags=self.flags or "",
+            key=key,
+            allow_remote=self.allow_remote,
+            within_s=within_s,
+        )
 
 
 def servers_asked(urls: Sequence[str], flags: Sequence[str], logs: Sequence[Path], **same: Any) -> list[ServerAsked]:

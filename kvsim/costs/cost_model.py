@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvsim.costs.devices import Device, devices
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.profile import CopyCost, Profile
 from kvsim.errors import NoTimes, UserError
@@ -17,8 +18,6 @@ _CPU_BYTES_PER_S = {True: 1.5e9, False: 6e9}
 """Out to host memory that is newly allocated, and back: medians of llama.cpp's own functions (llama-cpp-python 0.3.36,
 ``llama_state_seq_get_data`` and ``..._set_data``) with SmolLM2 135M, 32 to 1,024 tokens, on two virtual cores of a
 Xeon."""
-_DEVICE_BYTES_PER_S = {True: 20e9, False: 20e9}
-"""About what PCIe 4.0 x16 carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +43,33 @@ class BeforePass(NamedTuple):
 class CostModel:
     """Predicts seconds from a profile, and remembers when it was asked beyond what was measured.
 
-    Without a ``link``, a copy to or from the host tier costs what the profile measured for one inside the cache.
+    Without a ``link``, a copy to or from the host tier costs what the bus of the device carries, and without a device
+    what the profile measured for one inside the cache.
     """
 
     def __init__(
-        self, profile: Profile, link: HostLink | None = None, cell_bytes: float = 0.0, map_page_s: float = 0.0
+        self,
+        profile: Profile,
+        link: HostLink | None = None,
+        cell_bytes: float = 0.0,
+        map_page_s: float = 0.0,
+        device: Device | None = None,
     ):
         """``cell_bytes``: bytes of K and V of one token in all layers, for copies that the profile has not measured.
 
-        ``map_page_s``: seconds to map a page of virtual memory in all layers.
+        ``map_page_s``: seconds to map a page of virtual memory in all layers. ``device``: whose bus copies to the host
+        take, without a ``link``; by default that of the profile.
         """
         self.profile = profile
         self._map_page_s = map_page_s
         self._link = link
+        device = device or devices().get(profile.device or "")
+        usual = Device.model_fields
+        self._bus: str = usual["bus"].default if device is None else device.bus
+        rate: float = usual["bus_gb_s"].default if device is None else device.bus_gb_s
+        self._bus_bytes_per_s = None if profile.device is None else 1e9 * rate
+        self.step_copies_s = 0.0
+        """Seconds of copies to and from the host tier that passes waited for."""
         self._cell_bytes = cell_bytes
         self._prices: dict[tuple[Kernel, tuple[Group, ...]], PassPrice] = {}
 
@@ -69,10 +82,12 @@ class CostModel:
 
     def before_pass(self, reads: GroupReads, group: Group) -> BeforePass:
         """Seconds of the moves, rotations, copies and mappings that one cache group must see before its pass."""
+        copies_s = group.share * self.transfers(reads.transfers) if reads.transfers else 0.0
+        self.step_copies_s += copies_s
         return BeforePass(
             group.share * self.moves(reads.moves) if reads.moves.n_runs else 0.0,
             group.share * self.shift(reads.shift, group) if len(reads.shift.cells) else 0.0,
-            group.share * self.transfers(reads.transfers) if reads.transfers else 0.0,
+            copies_s,
             group.share * self.mapping(reads.mapped),
         )
 
@@ -120,7 +135,7 @@ class CostModel:
             return measured.seconds(runs, cells, out=copy.to_host)
         if self._own_moves is not None:
             return self._own_moves.per_run_s.value * runs + self._own_moves.per_cell_s.value * cells
-        return cells * self._cell_bytes / self._host_bytes_per_s[copy.to_host]
+        return cells * self._cell_bytes / (self._bus_bytes_per_s or _CPU_BYTES_PER_S[copy.to_host])
 
     def mapping(self, pages: int) -> float:
         """Seconds to map pages of virtual memory in all layers."""
@@ -131,6 +146,8 @@ class CostModel:
             return 0.0
         if self._link is not None:
             return self._link.latency_s * runs + cells * self._link.cell_bytes / self._link.bytes_per_s
+        if self._bus_bytes_per_s is not None:
+            return cells * self._cell_bytes / self._bus_bytes_per_s
         return self.move_runs(runs, cells)
 
     @property
@@ -139,19 +156,15 @@ class CostModel:
         the cache on the same machine."""
         if self._link is not None or self.profile.host_copies is not None or self._own_moves is not None:
             return None
-        out, back = (self._host_bytes_per_s[way] / 1e9 for way in (True, False))
-        if self.profile.device is not None:
-            return f"at {out:g} GB/s, about what PCIe 4.0 x16 carries"
+        if self._bus_bytes_per_s is not None:
+            return f"at {self._bus_bytes_per_s / 1e9:g} GB/s, what its {self._bus} carries (machine.host_gb_s)"
+        out, back = (_CPU_BYTES_PER_S[way] / 1e9 for way in (True, False))
         return f"at {out:g} GB/s out and {back:g} back, as llama.cpp did on another machine"
 
     @property
     def _own_moves(self) -> CopyCost | None:
         """The costs of copies inside the cache, where copies to the host are done alike: on the machine's memory."""
         return self.profile.moves if self.profile.device is None else None
-
-    @property
-    def _host_bytes_per_s(self) -> dict[bool, float]:
-        return _CPU_BYTES_PER_S if self.profile.device is None else _DEVICE_BYTES_PER_S
 
     def move_runs(self, runs: int, cells: int) -> float:
         """Seconds to copy ``cells`` cells in ``runs`` runs. Raises ``UserError`` if the profile has no such cost."""

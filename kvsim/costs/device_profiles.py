@@ -15,7 +15,7 @@ from kvsim.costs.served import Served
 from kvsim.costs.shipped import shipped_names
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.engine_shapes import Storage
-from kvsim.model.memory_shapes import memory_shape
+from kvsim.model.memory_shapes import memory_shape, own_type
 
 if TYPE_CHECKING:
     from kvsim.costs.profile import Profile
@@ -35,6 +35,7 @@ def profile_name(
     device: str,
     *,
     tp: int = 1,
+    ep: int = 1,
     weights: str | None = None,
     engine: Engine = "vllm",
     type_k: str = "f16",
@@ -42,14 +43,22 @@ def profile_name(
 ) -> str:
     """The name of the profile of a model on a device. Raises ``UserError`` if there is no such device.
 
-    ``tp``: devices that share the model; ``weights``: their storage type unless it is the model's own.
+    ``tp``: devices that share the model; ``ep``: those that divide its experts alone; ``weights``: their storage type
+    unless it is the model's own.
     """
     parts = [device_named(device).name, re.sub(r"[^\w.-]", "-", shape.name)]
     parts += [f"tp{tp}"] if tp > 1 else []
-    parts += [weights.lower()] if weights and weights.lower() != shape.default_type else []
+    parts += [f"ep{ep}"] if ep > 1 else []
+    parts += [chosen] if (chosen := _chosen(weights, shape)) else []
     parts += [engine] if engine != "vllm" else []
     parts += ["kv", *dict.fromkeys([type_k, type_v])] if (type_k, type_v) != ("f16", "f16") else []
     return "-".join(parts)
+
+
+def _chosen(weights: str | None, shape: MemoryShape) -> str | None:
+    """The type of weights that is chosen; None for the model's own: blocks of fp8, too, are had by asking for fp8."""
+    weights, own = (weights or shape.default_type).lower(), own_type(shape)
+    return None if weights == own or (weights, own) == ("fp8", "fp8_block") else weights
 
 
 def find_profile(
@@ -57,31 +66,36 @@ def find_profile(
     device: str,
     *,
     tp: int = 1,
+    ep: int = 1,
     weights: str | None = None,
     engine: Engine = "vllm",
     type_k: Storage = "f16",
     type_v: Storage = "f16",
     own: bool = True,
+    **placed: Any,
 ) -> str:
     """What ``load_profile`` takes to load the profile of a model on a device: a user's own, a shipped one, an estimate.
 
     Of a shipped model with K and V in other types than were measured, it is the shipped profile, adapted to them.
-    ``own``: whether to look among the user's own. Raises ``UserError`` if there is no such model or device.
+    ``own``: whether to look among the user's own. ``placed``: the other fields of ``Served``; with layers on the CPU or
+    without flash attention nothing was measured. Raises ``UserError`` if there is no such model or device.
     """
     shape = memory_shape(model)
-    weights = weights and weights.lower()
-    weights = None if weights == shape.default_type else weights
+    weights = _chosen(weights, shape)
+    file = Path(model).expanduser()
+    model = str(file.absolute()) if file.exists() else model
+    served = Served(engine, device, model, tp, weights, type_k, type_v, ep=ep, **placed)
+    if served.only_llamacpp:
+        return served.estimate
     profiles = device_profiles(own=own)
-    of: dict[str, Any] = {"tp": tp, "weights": weights, "engine": engine}
+    of: dict[str, Any] = {"tp": tp, "ep": ep, "weights": weights, "engine": engine}
     known = profiles.get(profile_name(shape, device, type_k=type_k, type_v=type_v, **of))
     if known is not None:
         return known
-    file = Path(model).expanduser()
     measured = profiles.get(profile_name(shape, device, **of))
     if measured in shipped_names() and not file.exists():
         return f"{measured}?k={type_k}&v={type_v}"
-    model = str(file.absolute()) if file.exists() else model
-    return Served(engine, device, model, tp, weights, type_k, type_v).estimate
+    return served.estimate
 
 
 def find_device_profile(model: str, device: str, **more: Any) -> Profile:

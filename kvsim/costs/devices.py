@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvsim.errors import UserError, no_such
+from kvsim.files import MEGABYTE, text_of
 
 Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 DeviceKind = Literal["datacentre", "consumer", "apple", "amd", "instinct", "cpu"]
@@ -44,6 +45,14 @@ class Device(BaseModel):
     """Dense peak in INT8, 10**12 operations/s; None: it has no such products."""
     link_gb_s: Rate = 32.0
     """Bandwidth to the other devices that share a model, in each direction, 10**9 bytes/s."""
+    cpu_gb_s: Rate = 89.6
+    """Bandwidth of the computer's own memory, 10**9 bytes/s, which llama.cpp's layers on the CPU are read from; unless
+    said, that of two channels of DDR5-5600 (JESD79-5: 8 bytes * 5,600 million/s each)."""
+    bus: str = "PCIe 4.0 x16"
+    """What connects it to that memory, by the data sheet."""
+    bus_gb_s: Rate = 24.0
+    """Bandwidth of copies over it in each direction, 10**9 bytes/s; unless said, of PCIe 4.0 x16 as measured, and those
+    of others in proportion to their data sheets."""
     source: str = ""
     """The data sheet, or who states the figures."""
     titles: tuple[str, ...] = ()
@@ -54,8 +63,9 @@ class Device(BaseModel):
     def peak_s(self, weights: str, engine: str = "vllm") -> float:
         """Operations per second at most of products with weights of a type, as an engine computes them.
 
-        vLLM computes in the type of the weights if the device can, else in 16 bits. llama.cpp multiplies quantised
-        weights as INT8 where the device can, and those in 16 bits with sums in 16, at which GeForce is twice as fast.
+        vLLM computes in the type of the weights if the device can, else in 16 bits, and with MXFP4 at the rate of FP8,
+        in which activations are. llama.cpp multiplies quantised weights as INT8 where the device can, and those in 16
+        bits with sums in 16, at which GeForce is twice as fast.
         """
         rate = self.tflops
         if engine == "llamacpp":
@@ -63,8 +73,10 @@ class Device(BaseModel):
             rate = max(rate, int8 / 2 if weights in ("f16", "bf16") else int8)
         elif weights in ("fp8", "fp8_block", "fp8_static"):
             rate = self.tflops_fp8 or rate
-        elif weights in ("nvfp4", "mxfp4"):
+        elif weights == "nvfp4":
             rate = self.tflops_fp4 or rate
+        elif weights == "mxfp4" and self.tflops_fp4:
+            rate = self.tflops_fp8 or rate
         return rate * 1e12
 
 
@@ -88,9 +100,11 @@ def device_named(name: str) -> Device:
 def _device_of_file(path: Path) -> Device:
     """The device that a TOML file describes by the keys of ``Device``. Raises ``UserError``."""
     try:
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        table: dict[str, Any] = tomllib.loads(text_of(path, MEGABYTE))
     except OSError as e:
         raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None
+    except UserError:
+        raise
     except (ValueError, RecursionError) as e:
         raise UserError(f"{path}: not TOML: {e!s:.120}") from None
     try:

@@ -19,6 +19,8 @@ from kvsim.costs.records import Record, Seconds
 from kvsim.costs.tables import FloatArray
 
 Share = Annotated[float, Field(gt=0, le=1)]
+BUS_GB_S = 64.0
+"""What a bus has at most, PCIe 5.0 with 16 lanes; links between devices have more."""
 
 
 def engine_kind(engine: str) -> Engine:
@@ -59,6 +61,20 @@ class Errors(Record):
     """How many measurements these are of."""
 
 
+class Unfused(Record):
+    """Attention without flash attention, as separate products and a softmax."""
+
+    decode: Efficiency
+    prompt: Efficiency
+    decode_median: float
+    """Error of what a longer context adds to a step, on devices left out of the fit where there are several."""
+    decode_p90: float
+    prompt_median: float
+    prompt_p90: float
+    devices: int
+    """How many it was fitted to."""
+
+
 class EngineEfficiency(Record):
     """What was fitted for one engine on devices of one make."""
 
@@ -70,10 +86,16 @@ class EngineEfficiency(Record):
     """Norms and activations; None: with the matrices."""
     exchange: Efficiency | None = None
     """Between devices: the share of the link's bandwidth, and the seconds of a message; None: one device only."""
+    bus: Efficiency | None = None
+    """Exchanges between devices that have no link but the bus (``BUS_GB_S``); None: as with a link."""
     decode: Efficiency
     """Attention of sequences that decode."""
+    latent: Efficiency | None = None
+    """That of latents; None: as of any other."""
     prompt: Efficiency
     """Attention of prompts."""
+    unfused: Unfused | None = None
+    """None: not measured."""
     errors: dict[str, Errors]
     """By group of storage types; "experts" after the group is of mixtures of experts, and "all" of everything."""
     source: str
@@ -93,14 +115,27 @@ class EngineEfficiency(Record):
 
 STORAGE_GROUPS = {
     "f16": ("f16", "bf16", "f32"),
-    "fp8": ("fp8", "fp8_block", "fp8_static", "int8"),
+    "fp8": ("fp8", "fp8_static", "int8"),
+    "fp8_block": ("fp8_block",),
     "q8_0": ("q8_0",),
-    "q4_0": ("q4_0", "q4_1", "iq4_nl", "iq4_xs", "q5_0", "q5_1", "int4"),
-    "mxfp4": ("mxfp4", "nvfp4"),
+    "q4_0": ("q4_0", "q4_1", "iq4_nl", "iq4_xs", "q5_0", "q5_1"),
+    "int4": ("int4", "int4_g32"),
+    "mxfp4": ("mxfp4",),
+    "nvfp4": ("nvfp4",),
 }
 """Storage types whose kernels are alike; all others are llama-quantize's mixtures."""
 _GROUP = {kind: group for group, kinds in STORAGE_GROUPS.items() for kind in kinds}
-_BITS = {"f16": 16.0, "fp8": 8.0, "q8_0": 8.5, "k": 5.0, "q4_0": 4.5, "mxfp4": 4.25}
+_BITS = {
+    "f16": 16.0,
+    "fp8": 8.0,
+    "fp8_block": 8.0,
+    "q8_0": 8.5,
+    "k": 5.0,
+    "q4_0": 4.5,
+    "int4": 4.5,
+    "mxfp4": 4.25,
+    "nvfp4": 4.5,
+}
 
 
 def storage_group(kind: str) -> str:

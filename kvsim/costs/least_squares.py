@@ -66,18 +66,14 @@ def with_intervals(
         solution, _ = nnls((axes * root).T, axes.T @ product[asked, -1] / root)
         other[asked] = solution / scale[asked]
     low, high = np.quantile(others, [0.025, 0.975], axis=0)
-    return _coefficients(value, low, high)
+    triples = zip(value.tolist(), np.minimum(low, value).tolist(), np.maximum(high, value).tolist(), strict=True)
+    return [Coefficient(value=v, low=lo, high=hi) for v, lo, hi in triples]
 
 
 def simple_fit(design: list[list[int]], seconds: list[float], rng: np.random.Generator) -> list[Coefficient]:
     """Fit a few samples, each with an origin of its own."""
     rows = np.array(design, dtype=float)
     return with_intervals(rows, np.array(seconds), np.arange(len(rows)), rng)
-
-
-def _coefficients(value: FloatArray, low: FloatArray, high: FloatArray) -> list[Coefficient]:
-    triples = zip(value.tolist(), np.minimum(low, value).tolist(), np.maximum(high, value).tolist(), strict=True)
-    return [Coefficient(value=v, low=lo, high=hi) for v, lo, hi in triples]
 
 
 def predict_held_out(design: FloatArray, seconds: FloatArray, held: NDArray[np.bool_]) -> FloatArray:

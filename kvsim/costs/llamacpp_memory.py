@@ -7,9 +7,15 @@ PR 13194).
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from kvsim.costs.memory_settings import CONTEXT_UNIT, MOST_PARALLEL, Part, PlanSettings, weight_parts
 from kvsim.model.attention_groups import AttentionGroup, MemoryShape
-from kvsim.model.storage_types import CACHE_TYPES, GGUF_ONLY, LLAMACPP_CACHE_TYPES, SERVED_TYPES, row_bytes
+from kvsim.model.storage_types import CACHE_TYPES, GGUF_ONLY, LLAMACPP_CACHE_TYPES, SERVED_TYPES, format_size, row_bytes
+
+if TYPE_CHECKING:
+    from kvsim.costs.cpu_layers import OnCpu
 
 
 def _cells(group: AttentionGroup, shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
@@ -27,19 +33,56 @@ def _cells(group: AttentionGroup, shape: MemoryShape, s: PlanSettings) -> tuple[
 
 def parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
     """Everything that llama.cpp keeps in memory; sizes in bytes."""
-    found = weight_parts("llamacpp", shape, s)
+    found, on_cpu = weight_parts("llamacpp", shape, s), _on_cpu(shape, s)
+    if on_cpu is not None:
+        found = [_on_device(found, on_cpu, shape, s)]
     for group, title in zip(shape.groups, shape.titles, strict=True):
         cells, streams = _cells(group, shape, s)
         row = row_bytes(s.type_k, group.k_row) + row_bytes(s.type_v, group.v_row)
         detail = f"{cells:,} cells" + (f" x {streams} streams" if streams > 1 else "")
         size = group.layers * cells * streams * row
+        if on_cpu is not None and on_cpu.layers:
+            size, title = round((1 - on_cpu.layers) * size), f"{title}, those on the device"
         found.append(Part("llamacpp", "kv", f"KV, {title}", size, False, detail))
     # One row of logits for each sequence (output_reserve in llama-context.cpp).
     found.append(Part("llamacpp", "buffers", "output buffer", 4 * s.parallel * shape.vocabulary, False))
     compute, inputs = _buffers(shape, s)
     found.append(Part("llamacpp", "buffers", "compute buffer", compute, True, f"{s.ubatch} tokens in a pass"))
     found.append(Part("llamacpp", "buffers", "input buffer", inputs, True, "embeddings and masks"))
+    if on_cpu is not None and (copied := _copied(shape, s, on_cpu)):
+        found.append(
+            Part("llamacpp", "buffers", "copied weights", copied, True, "the largest matrix of the CPU's layers")
+        )
     return found
+
+
+def _on_cpu(shape: MemoryShape, s: PlanSettings) -> OnCpu | None:
+    """What the settings leave on the CPU; None if they do not speak of it."""
+    if s.n_gpu_layers is None and not s.n_cpu_moe:
+        return None
+    from kvsim.costs.cpu_layers import OnCpu  # It loads NumPy.
+
+    return OnCpu.of(shape, s.n_gpu_layers, s.n_cpu_moe)
+
+
+def _on_device(weights: list[Part], on_cpu: OnCpu, shape: MemoryShape, s: PlanSettings) -> Part:
+    """The weights on the device: those of its layers and the head, of which one that is the table of embeddings is a
+    copy. That table is always in the computer's memory (``dev_input`` in ``llama-model.cpp``)."""
+    kind = s.weights or shape.default_type
+    computed = sum(part.bytes(kind) for part in (shape.matrices, shape.experts, shape.head))
+    size = min(computed, sum(part.bytes for part in weights)) - on_cpu.weight_bytes(shape, kind)
+    layers = shape.n_layers - round(on_cpu.layers * shape.n_layers)
+    title = f"weights, {layers} of {shape.n_layers} layers{'' if on_cpu.head else ' and the head'}"
+    return Part("llamacpp", "weights", title, size, True)
+
+
+def _copied(shape: MemoryShape, s: PlanSettings, on_cpu: OnCpu) -> int:
+    """Bytes of the largest matrix that passes copy to the device: one of the feed-forward network, of all experts."""
+    kind = s.weights or shape.default_type
+    if on_cpu.experts:
+        return shape.experts.bytes(kind) // (3 * shape.n_layers)
+    share = shape.d_model * shape.d_ff / shape.matrices.numbers if shape.matrices.numbers else 0.0
+    return round(share * shape.matrices.bytes(kind)) if on_cpu.layers else 0
 
 
 def _buffers(shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
@@ -83,11 +126,22 @@ def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
     return None
 
 
-def notes(shape: MemoryShape) -> list[str]:
+def notes(shape: MemoryShape, s: PlanSettings) -> list[str]:
     """Behaviour of llama.cpp with this model that may be unexpected."""
+    found = []
+    if _on_cpu(shape, s) is not None:
+        whole = parts(shape, replace(s, n_gpu_layers=None, n_cpu_moe=0))
+        weights, kv = (
+            sum(p.bytes for p in whole if p.kind == kind) - sum(p.bytes for p in parts(shape, s) if p.kind == kind)
+            for kind in ("weights", "kv")
+        )
+        found.append(
+            f"llama.cpp: in the computer's memory ≈ {format_size(weights)} of weights, the table of embeddings "
+            f"included, and {format_size(kv)} of K and V"
+        )
     if any(group.kind == "window" for group in shape.groups) and not shape.llamacpp_windows:
-        return ["llama.cpp runs this architecture without its window: those layers keep all tokens"]
-    return []
+        found.append("llama.cpp runs this architecture without its window: those layers keep all tokens")
+    return found
 
 
 def _ceil(n: int, unit: int) -> int:

@@ -12,6 +12,10 @@ from kvsim.costs.profile import FORMAT, Profile
 from kvsim.costs.served import ADAPTED, ESTIMATE, Served
 from kvsim.costs.shipped import is_shipped, shipped_names, shipped_text
 from kvsim.errors import UserError, choices
+from kvsim.files import MEGABYTE, text_of
+
+_MOST_BYTES = 16 * MEGABYTE
+"""Largest file that is read as a profile; those that ship have at most 70 kB."""
 
 
 def load_profile(name: str, folder: Path = Path()) -> Profile:
@@ -21,10 +25,9 @@ def load_profile(name: str, folder: Path = Path()) -> Profile:
     if (named := ADAPTED.fullmatch(name)) is not None:
         return adapted(load_profile(named[1], folder), named[2], named[3])
     try:
-        if is_shipped(name):
-            text = shipped_text(name)
-        else:
-            text = (folder / Path(name).expanduser()).read_text(encoding="utf-8")
+        text = shipped_text(name) if is_shipped(name) else text_of(folder / Path(name).expanduser(), _MOST_BYTES)
+    except UserError:
+        raise
     except (OSError, ValueError, RuntimeError):
         raise UserError(f"{name}: no such file, and not a shipped profile; {choices(name, shipped_names())}") from None
     try:

@@ -1,8 +1,8 @@
 """How much memory a model needs, part by part, as allocated by llama.cpp and vLLM, and what fits into a given memory.
 
 Sizes of K and V are exact, by the engines' own formulas. Buffers are estimates and marked as such, because their size
-depends on the device and on the layout of its graph. llama.cpp itself and its libraries are not counted; what vLLM
-takes besides tensors is a range.
+depends on the device and on the layout of its graph; what vLLM takes besides tensors is a range. What the driver and a
+desktop take is no part of an engine's, but it can have only what these leave (``kvsim.costs.reserve``).
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from kvsim.costs.memory_settings import (
     PlanSettings,
     check_settings,
     check_weights,
+    gguf_weights,
 )
+from kvsim.costs.reserve import Reserve, reserve_of
+from kvsim.costs.served import Served
 from kvsim.costs.vllm_profile import profile_run, serve_defaults
 from kvsim.errors import UserError, no_such
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.engine_versions import PRESENT
-from kvsim.model.memory_shapes import memory_shape
-from kvsim.model.storage_types import binary_reading, decimal_hint, format_size, is_mixture, parse_size
+from kvsim.model.memory_shapes import memory_shape, own_type
+from kvsim.model.storage_types import binary_reading, decimal_hint, format_size, parse_size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,6 +59,15 @@ class Plan:
     """Available bytes, if given."""
     device: str | None = None
     """The device whose memory that is, if named."""
+    reserved: int | None = None
+    """Bytes that are left to others, where the user says how many; None: as ``kvsim.costs.reserve`` has it."""
+
+    @property
+    def reserve(self) -> Reserve:
+        """What is left to the driver, a desktop and chance."""
+        if self.reserved is not None:
+            return Reserve(self.reserved, 0, 0)
+        return reserve_of(None if self.device is None else device_named(self.device))
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -94,8 +106,11 @@ class Plan:
         return sum(part.bytes for part in parts) <= self.budget(engine, _bytes(memory))
 
     def budget(self, engine: Engine, memory: int) -> int:
-        """Return how many of the given bytes the engine may use."""
-        return int(memory * self.settings.gpu_memory_utilization) if engine == "vllm" else memory
+        """Return how many of the given bytes the engine may use: what is not left to others; of that, vLLM's share."""
+        free = memory - self.reserve.taken
+        if engine == "vllm":
+            return max(0, min(int(memory * self.settings.gpu_memory_utilization), free))
+        return max(0, free - self.reserve.margin)
 
     def vllm_blocks(self, memory: int) -> int:
         """Return the number of blocks vLLM allocates in a memory, null block included; 0 if the weights do not fit."""
@@ -122,6 +137,8 @@ class Plan:
                 if self._holds(engine, replace(self.settings, weights=kind), self.memory):
                     found.append(f"--weights {kind}")
                     break
+        if engine == "llamacpp":
+            found += self._fitting_layers(self.memory)
         if engine == "vllm":
             for ranks in (2, 4, 8, 16):
                 divided = replace(self.settings, tensor_parallel=ranks)
@@ -130,9 +147,24 @@ class Plan:
                     break
         ready = [device for device in devices().values() if engine == "llamacpp" or device.kind != "apple"]
         by_memory = sorted(ready, key=lambda device: device.memory_bytes)
-        larger = [d.name for d in by_memory if self._holds(engine, self.settings, d.memory_bytes)]
-        found += [f"--device {' or '.join(larger[:_FEW])}"] if larger else []
+        on = (replace(self, device=device.name, memory=device.memory_bytes) for device in by_memory)
+        larger = [made.device for made in on if made._holds(engine, made.settings, made.memory or 0)]
+        found += [f"--device {' or '.join(map(str, larger[:_FEW]))}"] if larger else []
         return ", or ".join(found) or "nothing known here"
+
+    def _fitting_layers(self, memory: int) -> list[str]:
+        """The options that keep as few layers, or their experts, on the CPU as leave room for the context."""
+        n, ctx = self.shape.n_layers, min(self.settings.ctx, self.shape.context or self.settings.ctx)
+
+        def fit(**placed: Any) -> bool:
+            return replace(self, settings=replace(self.settings, ctx=ctx, **placed)).fits("llamacpp", memory)
+
+        if self.device is not None and device_named(self.device).kind == "apple":
+            return []
+        experts = next((k for k in range(n + 1) if fit(n_cpu_moe=k)), None) if self.shape.n_experts else None
+        layers = next((k for k in range(n, -1, -1) if fit(n_gpu_layers=k)), None)
+        found = {"--n-cpu-moe": experts, "--ngl": layers}
+        return [f"{option} {number}" for option, number in found.items() if number is not None]
 
     def _holds(self, engine: Engine, settings: PlanSettings, memory: int) -> bool:
         """Whether weights and buffers leave room for a token."""
@@ -148,7 +180,7 @@ class Plan:
         never falls as the context grows. ``MOST_CONTEXT`` if the model states none and every context fits.
         """
         size = _bytes(memory)
-        return _largest(
+        return largest(
             lambda n: replace(self, settings=replace(self.settings, ctx=n)).fits(engine, size),
             min(self.shape.context or MOST_CONTEXT, MOST_CONTEXT),
         )
@@ -159,7 +191,7 @@ class Plan:
         ``memory``: bytes, or a size such as 24GB.
         """
         size = _bytes(memory)
-        return _largest(
+        return largest(
             lambda n: replace(self, settings=replace(self.settings, parallel=n)).fits(engine, size),
             MOST_PARALLEL[engine],
         )
@@ -177,6 +209,7 @@ class Plan:
             if self.memory is not None:
                 engines[engine] |= {
                     "budget": self.budget(engine, self.memory),
+                    "reserve": asdict(self.reserve),
                     "fits": self.fits(engine, self.memory),
                     "largest_context": self.largest_context(self.memory, engine),
                     "largest_parallel": self.largest_parallel(self.memory, engine),
@@ -218,14 +251,19 @@ def plan(
     weights: str | None = None,
     tensor_parallel: int = 1,
     vllm_version: str = PRESENT["vLLM"].version,
+    n_gpu_layers: int | None = None,
+    n_cpu_moe: int = 0,
     first_start: bool = False,
+    expert_parallel: int = 1,
     memory: int | str | None = None,
     device: str | None = None,
+    reserve: int | str | None = None,
 ) -> Plan:
     """Plan the memory of a model, given as a shipped name, a config.json, or a GGUF file.
 
     ``ctx``: maximum tokens of each of ``parallel`` sequences. ``engine``: ``llamacpp`` or ``vllm``; by default both.
-    ``memory``: bytes, or a text such as 8GiB; or ``device``, a name of ``devices.toml``. ``batch`` and
+    ``memory``: bytes, or a text such as 8GiB; or ``device``, a name of ``devices.toml``. ``reserve``: what of it driver
+    and others keep, in the same form; by default as usual on such a device. ``batch`` and
     ``gpu_memory_utilization``: by default the engine's. The others are those of ``PlanSettings``. Raises ``UserError``.
     """
     available = _available(memory, device)
@@ -248,14 +286,33 @@ def plan(
         weights and weights.lower(),
         tensor_parallel,
         vllm_version,
+        n_gpu_layers,
+        n_cpu_moe,
         first_start,
+        expert_parallel,
     )
     check_settings(settings, ubatch)
     shape = memory_shape(model) if isinstance(model, str) else model
+    if weights is None and shape.default_type != own_type(shape):
+        settings = replace(settings, weights=shape.default_type)
     check_weights(shape, settings.weights)
     chosen, notes = _choose_engines(shape, settings, engine)
-    made = Plan(shape, settings, chosen, (*notes, *_notes(shape, settings, chosen)), available, device)
-    return replace(made, notes=(*made.notes, *_sequences_note(made), *_unit_note(made, memory)))
+    reserved = parse_size(reserve, "--reserve") if isinstance(reserve, str) else reserve
+    made = Plan(shape, settings, chosen, (*notes, *_notes(shape, settings, chosen)), available, device, reserved)
+    return replace(made, notes=(*made.notes, *_share_note(made), *_sequences_note(made), *_unit_note(made, memory)))
+
+
+def _share_note(made: Plan) -> list[str]:
+    """Whether driver and desktop leave vLLM its share, without which it does not start (``request_memory``)."""
+    if made.memory is None or "vllm" not in made.engines:
+        return []
+    asked, budget = made.settings.gpu_memory_utilization, made.budget("vllm", made.memory)
+    if budget >= int(made.memory * asked):
+        return []
+    return [
+        f"vLLM refuses to start with --gpu-memory-utilization {asked:g} where driver and desktop have taken "
+        f"{format_size(made.reserve.taken)}; at most {budget * 100 // made.memory / 100:g} is left"
+    ]
 
 
 def _sequences_note(made: Plan) -> list[str]:
@@ -310,6 +367,7 @@ def default_cells(
     device: str,
     *,
     tp: int = 1,
+    ep: int = 1,
     weights: str | None = None,
     batch: int | None = None,
     sequences: int | None = None,
@@ -320,9 +378,9 @@ def default_cells(
     """Return the tokens that the KV cache of a vLLM server holds on a device: its blocks times their size.
 
     ``model``: a shipped name, a config.json or a GGUF file; ``device``: a name of ``devices.toml``; ``tp``: GPUs over
-    which each layer is divided; ``batch``, ``sequences``: by default what ``vllm serve`` takes on that device. vLLM
-    counts the null block among its blocks, and so does this, although no request can have it. Raises ``UserError``,
-    with what would fit, if the weights do not.
+    which each layer is divided; ``ep``: servers that divide the experts; ``batch``, ``sequences``: by default what
+    ``vllm serve`` takes on that device. vLLM counts the null block among its blocks, and so does this, although no
+    request can have it. Raises ``UserError``, with what would fit, if the weights do not.
     """
     memory = device_named(device).memory_bytes
     made = plan(
@@ -336,6 +394,7 @@ def default_cells(
         block_size=block_size,
         weights=weights,
         tensor_parallel=tp,
+        expert_parallel=ep,
         vllm_version=vllm_version,
         device=device,
     )
@@ -343,35 +402,40 @@ def default_cells(
     return made.vllm_blocks(memory) * block_size
 
 
-def llamacpp_cells(
-    model: str,
-    device: str,
-    *,
-    tp: int = 1,
-    weights: str | None = None,
-    type_k: str = "f16",
-    type_v: str = "f16",
-    most: int | None = None,
-) -> int:
+def llamacpp_cells(of: Served, *, most: int | None = None) -> int:
     """Return the cells of a llama-server that is not told its context: the model's, or what of it the device holds.
 
-    ``most``: count on up to so many cells, whatever the model's context is. The other arguments and what is raised are
-    as for ``default_cells``.
+    ``most``: count on up to so many cells, whatever the model's context is. Raises as ``default_cells``.
     """
-    memory = device_named(device).memory_bytes
-    of: dict[str, Any] = {"weights": weights, "tensor_parallel": tp, "type_k": type_k, "type_v": type_v}
-    made = plan(model, engine="llamacpp", kv_unified=True, device=device, **of)
-    _refuse_too_large(made, "llamacpp", device, memory)
+    memory = device_named(of.device).memory_bytes
+    made = plan(
+        of.model,
+        engine="llamacpp",
+        kv_unified=True,
+        device=of.device,
+        weights=of.weights,
+        tensor_parallel=of.tp,
+        type_k=of.type_k,
+        type_v=of.type_v,
+        flash_attn=of.flash_attn,
+        n_gpu_layers=of.n_gpu_layers,
+        n_cpu_moe=of.n_cpu_moe,
+    )
+    _refuse_too_large(made, "llamacpp", of.device, memory)
     if most is not None:
         made = replace(made, shape=replace(made.shape, context=most))
     return made.largest_context(memory)
 
 
+class TooLargeError(UserError):
+    """A device does not hold a model; the message says what would fit."""
+
+
 def _refuse_too_large(made: Plan, engine: Engine, device: str, memory: int) -> None:
-    """Raise ``UserError``, with what would fit, if a device does not hold the model."""
+    """Raise ``TooLargeError``, with what would fit, if a device does not hold the model."""
     if fitting := made.what_would_fit(engine):
         others = sum(part.bytes for part in made.parts if part.kind != "kv")
-        raise UserError(
+        raise TooLargeError(
             f"{made.shape.name} does not fit on {device}: weights and buffers take {format_size(others)}, "
             f"{ENGINE_TITLES[engine]} may use {format_size(made.budget(engine, memory))} of {format_size(memory)}; "
             f"what would fit: {fitting}"
@@ -387,7 +451,7 @@ def _bytes(memory: int | str) -> int:
     return parse_size(memory) if isinstance(memory, str) else memory
 
 
-def _largest(fits: Callable[[int], bool], most: int) -> int:
+def largest(fits: Callable[[int], bool], most: int) -> int:
     """The largest number up to ``most`` that fits; 0 if 1 does not. Whatever is below a number that fits, fits too."""
     low, high = 0, 1
     while high <= most and fits(high):
@@ -412,10 +476,13 @@ _WHY_NOT: dict[Engine, Callable[[MemoryShape, PlanSettings], str | None]] = {
 
 
 def _notes(shape: MemoryShape, s: PlanSettings, engines: tuple[Engine, ...]) -> list[str]:
-    notes = llamacpp_memory.notes(shape) if "llamacpp" in engines else []
+    notes = llamacpp_memory.notes(shape, s) if "llamacpp" in engines else []
     notes += vllm_memory.notes(shape, s) if "vllm" in engines else []
     if shape.context is not None and s.ctx > shape.context:
         notes.append(f"the model states a context of {shape.context:,} tokens, less than --ctx {s.ctx:,}")
-    if s.weights is not None and is_mixture(s.weights):
-        notes.append(f"{s.weights}: bits per weight as measured with llama-quantize on Llama 3.1 8B")
+    if s.weights is not None and (made := gguf_weights(engines[0], shape, s)):
+        tensors = ", ".join(f"{n} in {kind}" for kind, (n, _) in made.items() if n)
+        notes.append(
+            f"{s.weights}: {tensors}, vectors in f32, as llama-quantize makes it; publishers may choose otherwise"
+        )
     return notes

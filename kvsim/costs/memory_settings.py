@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvsim.errors import UserError, no_such
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.engine_versions import PRESENT
-from kvsim.model.storage_types import CACHE_TYPES, SERVED_TYPES, WEIGHT_TYPES, weight_bytes
+from kvsim.model.gguf_quantization import gguf_types
+from kvsim.model.storage_types import (
+    CACHE_TYPES,
+    GGUF_BLOCKS,
+    GGUF_ONLY,
+    SERVED_TYPES,
+    WEIGHT_TYPES,
+    WHOLE_TYPES,
+    weight_bytes,
+)
 
 Engine = Literal["llamacpp", "vllm"]
 PLAN_ENGINES: tuple[Engine, ...] = ("llamacpp", "vllm")
@@ -56,8 +65,14 @@ class PlanSettings:
     """vLLM: number of GPUs over which each layer is divided (``--tensor-parallel-size``); memory is that of one."""
     vllm_version: str = PRESENT["vLLM"].version
     """The version whose profile of memory is followed."""
+    n_gpu_layers: int | None = None
+    """llama.cpp: layers on the device, the head counting as one; the others are in the computer's memory. None: all."""
+    n_cpu_moe: int = 0
+    """llama.cpp: layers whose experts are in the computer's memory."""
     first_start: bool = False
     """vLLM: nothing is compiled yet, so that compiling counts as activations."""
+    expert_parallel: int = 1
+    """vLLM: servers that divide the experts, and nothing else; memory is that of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +103,12 @@ def check_settings(s: PlanSettings, ubatch: int) -> None:
         ("--batch", s.batch, 1 << 20),
         ("--block-size", s.block_size, 1 << 16),
         ("--tp", s.tensor_parallel, 1 << 10),
+        ("--ngl", s.n_gpu_layers or 0, 1 << 20),
+        ("--n-cpu-moe", s.n_cpu_moe, 1 << 20),
     ):
-        if not 1 <= value <= most:
-            raise UserError(f"{name} is {value}; a whole number from 1 to {most} is accepted")
+        least = 0 if name in ("--ngl", "--n-cpu-moe") else 1
+        if not least <= value <= most:
+            raise UserError(f"{name} is {value}; a whole number from {least} to {most} is accepted")
     if not 0 < s.gpu_memory_utilization <= 1:
         raise UserError(
             f"--gpu-memory-utilization is {s.gpu_memory_utilization}; a number above 0 and up to 1 is accepted"
@@ -115,25 +133,49 @@ def check_weights(shape: MemoryShape, weights: str | None) -> None:
 
 
 def weight_parts(engine: Engine, shape: MemoryShape, s: PlanSettings) -> list[Part]:
-    """One part per storage type; exact if a file states its tensors.
+    """A part for each storage type, exact where a file states its tensors or llama-quantize would choose their types.
 
-    Otherwise all weights are assumed to have one type. This is an estimate, since a GGUF file stores vectors (norms,
-    biases) as f32 in any case, and the bits per weight of a mixture are an average.
+    Otherwise all weights are assumed to have one type, and embeddings and head that of the model.
     """
     ranks = s.tensor_parallel if engine == "vllm" else 1
+    if quantised := gguf_weights(engine, shape, s):
+        asked, sizes = s.weights or shape.default_type, dict[str, int]()
+        kept = {tensor.stored for tensor in shape.tensors}
+        for stored, (_, size) in quantised.items():
+            own = stored if stored in kept else asked
+            sizes[own] = sizes.get(own, 0) + size
+        return [Part(engine, "weights", f"weights, {own}", size // ranks, False) for own, size in sizes.items()]
     parts = [Part(engine, "weights", f"weights, {kind}", size // ranks, False) for kind, size in shape.stored.items()]
     by_type: dict[str, int] = {}
+    share, experts = (s.expert_parallel if engine == "vllm" else 1), shape.experts
+    if share > 1:
+        experts = replace(experts, numbers=experts.numbers // share, kept=experts.kept // share)
     for kind, numbers in shape.parameters.items():
-        # A type that is given applies to all weights, in engines for GPUs to all but embeddings and head.
+        if kind == experts.kind:
+            numbers -= shape.experts.numbers - experts.numbers
+        # A type that is given applies to all weights, in engines for GPUs to all but embeddings and head, and to no
+        # others where the model itself is published so.
         own = s.weights or (shape.default_type if kind == "default" else kind)
         if kind == "default" and engine == "vllm" and own in SERVED_TYPES:
-            layers = sum(part.numbers for part in (shape.matrices, shape.experts) if part.kind == "default")
+            narrowed = (shape.matrices, experts)
+            layers = 0 if own in shape.parameters else sum(p.numbers - p.kept for p in narrowed if p.kind == "default")
             by_type["bf16"] = by_type.get("bf16", 0) + numbers - layers
             numbers = layers
         by_type[own] = by_type.get(own, 0) + numbers
     for kind, numbers in by_type.items():
-        exact = kind == "f32" or (kind in ("f16", "bf16") and engine == "vllm")
-        detail = f"{numbers:,} numbers"
+        exact = kind in WHOLE_TYPES
         size = weight_bytes(kind, numbers) // ranks
-        parts.append(Part(engine, "weights", f"weights, {kind}", size, not exact, detail))
+        parts += (
+            [Part(engine, "weights", f"weights, {kind}", size, not exact, f"{numbers:,} numbers")] if numbers else []
+        )
     return parts
+
+
+def gguf_weights(engine: Engine, shape: MemoryShape, s: PlanSettings) -> dict[str, tuple[int, int]]:
+    """Matrices and bytes by storage type of the weights as a GGUF file has them; empty if they come from none, or from
+    one whose own types are known."""
+    kind = s.weights or shape.default_type
+    loaded = kind in GGUF_ONLY if engine == "vllm" else kind in (*GGUF_ONLY, *WHOLE_TYPES, "mxfp4")
+    if not loaded or (s.weights is None and set(shape.parameters) - {"default", *GGUF_BLOCKS}):
+        return {}
+    return gguf_types(shape, kind) if shape.tensors else {}

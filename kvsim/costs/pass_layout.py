@@ -45,11 +45,20 @@ class Sample(Work):
 
 REGIMES: tuple[Regime, ...] = ("decode", "mixed")
 """The regimes of passes."""
+LEAST_STEPS = 20
+"""Steps of a server of each kind without which nothing is fitted."""
+SKIPPING: tuple[Kernel, ...] = ("tiled",)
+"""Kernels of llama.cpp that skip masked cells: on a CPU, flash attention goes cell by cell."""
 
 
 def regime_of(work: Work) -> Regime:
     """The regime of a pass: decode-only if each of its chunks is one token."""
     return "decode" if work.tokens == work.chunks else "mixed"
+
+
+def kind_of(sample: Sample) -> Regime:
+    """The regime of a step: that of a mixed pass if it has one."""
+    return "mixed" if any(regime_of(work) == "mixed" for work in sample.works) else "decode"
 
 
 def work_of(kernel: Kernel, batch: MicroBatch, group: Group, skips: bool = False) -> Work:
@@ -89,6 +98,8 @@ class PassLayout:
     attention_knots: tuple[int, ...]
     skipping: frozenset[Kernel] = frozenset()
     causal: bool = False
+    reads_blocks: bool = False
+    """Whether cells are read block by block, as by vLLM, so that a run of them costs nothing."""
     tiles_from: int = 0
     """See ``Attention.tiles_from``."""
 
@@ -128,7 +139,7 @@ class PassLayout:
         self._charge_scans(attention, works)
         chunks, runs = attention[..., -2], attention[..., -1]
         # Where each chunk is one run, the two cannot be told apart.
-        runs[:, (chunks == runs).all(axis=0)] = 0
+        runs[:, self.reads_blocks | (chunks == runs).all(axis=0)] = 0
         return np.hstack([matmul, attention.reshape(len(samples), -1)])
 
     def _charge_scans(self, attention: FloatArray, works: Sequence[tuple[int, int, Work]]) -> None:

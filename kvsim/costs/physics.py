@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from kvsim.costs.devices import Device
 from kvsim.costs.tables import FloatArray
 from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.storage_types import row_bytes
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class PassPhysics:
     """Devices that share the model."""
     engine: str = "vllm"
     """``vllm`` or ``llamacpp``, which compute in other types."""
+    flash_attn: bool = True
+    """Whether attention is one kernel, which never stores its scores."""
+    ep: int = 1
+    """Devices over which the experts are divided, each of which has all the rest for tokens of its own. Its passes are
+    priced as if the others had as many tokens: all wait for the one with the most, and vLLM pads the others to it."""
 
     def matrices(self, tokens: ArrayLike) -> Need:
         """The matrices that every token is multiplied with."""
@@ -55,14 +61,19 @@ class PassPhysics:
 
     def experts(self, tokens: ArrayLike) -> Need:
         """The experts that tokens choose, which are taken to choose evenly."""
-        n, own = np.asarray(tokens, dtype=float), self.shape.experts
+        n, own = self.ep * np.asarray(tokens, dtype=float), self.shape.experts
         if not self.shape.n_experts:
             return Need(np.zeros_like(n), np.zeros_like(n))
         share = self.shape.experts_per_token / self.shape.n_experts
-        kind = self.weights if own.kind == "default" else own.kind
-        touched = 1 - (1 - share) ** n
-        need = self._need(own.bytes(self.weights) * touched, 2 * own.numbers * share * n, kind)
+        touched = (1 - (1 - share) ** n) / self.ep
+        need = self._need(own.bytes(self.weights) * touched, 2 * own.numbers * share * n / self.ep, self.expert_type)
         return replace(need, unpacking_s=self._unpacking_s(own.numbers * touched))
+
+    @property
+    def expert_type(self) -> str:
+        """The storage type of the experts: a model's own, but for NVFP4, to which NVIDIA converts those in INT4."""
+        own = self.shape.experts.kind
+        return self.weights if own == "default" or (own, self.weights) == ("int4_g32", "nvfp4") else own
 
     def head(self, sequences: ArrayLike) -> Need:
         """The language-model head; vLLM keeps it in 16 bits, GGUF files have it like the rest, unless they say."""
@@ -72,22 +83,40 @@ class PassPhysics:
         return replace(need, unpacking_s=self._unpacking_s(np.full_like(n, own.numbers)))
 
     def decode(self, sequences: ArrayLike, cells: ArrayLike) -> Need:
-        """Attention of sequences that decode, each over ``cells`` cells."""
-        seen = np.asarray(sequences, dtype=float) * np.asarray(cells, dtype=float)
-        return self._need(seen * self.shape.cell_bytes(self.type_k, self.type_v), self._score_operations * seen, "bf16")
+        """Attention of sequences that decode, each over ``cells`` cells, or as many of them as a window has."""
+        n, cells = np.asarray(sequences, dtype=float), np.asarray(cells, dtype=float)
+        return self._attention(n, n, cells, n * cells)
 
     def prompt(self, tokens: ArrayLike, seen: ArrayLike) -> Need:
         """Attention of ``tokens`` tokens of prompts, each of which sees ``seen`` cells on the mean."""
-        scores = np.asarray(tokens, dtype=float) * np.asarray(seen, dtype=float)
-        read = np.asarray(seen, dtype=float) * self.shape.cell_bytes(self.type_k, self.type_v)
-        return self._need(np.broadcast_to(read, scores.shape), self._score_operations * scores, "bf16")
+        n, cells = np.asarray(tokens, dtype=float), np.asarray(seen, dtype=float)
+        # Where the scores of all tokens are one matrix, each is scored with those behind it too.
+        return self._attention(n, np.ones(()), cells, n * (cells if self.flash_attn else cells + (n - 1) / 2))
 
     def exchange(self, tokens: ArrayLike) -> Need:
-        """What devices send each other: two all-reduces a layer and one of the embeddings, each by a ring."""
-        n = np.asarray(tokens, dtype=float)
-        share = 2 * (self.tp - 1) / self.tp
-        sent = (2 * self.shape.n_layers + 1) * share * 2 * n * self.shape.d_model
+        """What devices send each other: two all-reduces a layer and one of the embeddings, each by a ring.
+
+        Norms over all queries and keys take a third one, of a few bytes. Devices that divide the experts gather the
+        tokens of all in each layer and reduce what the experts made of them, each its own: one all-reduce of all tokens
+        (``AgRsAll2AllManager`` in vLLM's ``distributed/device_communicators/all2all.py``, its default in 0.32.0).
+        """
+        n = self.ep * np.asarray(tokens, dtype=float)
+        share = 2 * (self.ranks - 1) / self.ranks
+        times = self.shape.n_layers if self.ep > 1 else 2 * self.shape.n_layers + 1
+        sent = times * share * 2 * n * self.shape.d_model
         return Need(sent / (self.device.link_gb_s * 1e9), np.zeros_like(n))
+
+    @property
+    def ranks(self) -> int:
+        """Devices that exchange something in each layer."""
+        return max(self.tp, self.ep)
+
+    @property
+    def exchanges(self) -> int:
+        """How many all-reduces these are."""
+        if self.ep > 1:
+            return self.shape.n_layers
+        return (2 + self.shape.whole_qk_norm) * self.shape.n_layers + 1
 
     def copies(self) -> tuple[float, float]:
         """Seconds to move one cell, and to rotate its K: each byte is read and written once, on all devices at once."""
@@ -104,10 +133,28 @@ class PassPhysics:
         # Each device normalises whole rows.
         return Need(moved / (self.device.bandwidth_gb_s * 1e9), np.zeros_like(moved))
 
+    def _attention(self, tokens: FloatArray, readers: FloatArray, cells: FloatArray, scores: FloatArray) -> Need:
+        """Attention of ``tokens`` tokens to ``cells`` cells each, that ``readers`` read, with ``scores`` in all.
+
+        For each head a product with K and one with V. Devices that are more than the heads of K hold and read the same.
+        """
+        read = operations = np.zeros(())
+        for group in self.shape.groups:
+            # llama.cpp has caches of their own for layers with a window, which are priced apart.
+            window = group.window if self.engine == "vllm" else None
+            seen = group.layers * (cells if window is None else np.minimum(cells, window))
+            row = row_bytes(self.type_k, group.k_row) + row_bytes(self.type_v, group.v_row)
+            read = read + readers * seen * row * (self.tp / min(self.tp, group.kv_heads))
+            scored = tokens * seen if self.flash_attn else scores * group.layers
+            operations = operations + scored * (2 * self.shape.n_heads * group.multiplied)
+        return self._need(np.broadcast_to(read, operations.shape) + self._score_bytes * scores, operations, "bf16")
+
     @property
-    def _score_operations(self) -> float:
-        """Operations for a token to look at one cell in all layers: a product with K and one with V for each head."""
-        return sum(2 * self.shape.n_heads * group.layers * group.multiplied for group in self.shape.groups)
+    def _score_bytes(self) -> float:
+        """Bytes of the scores of a token for one cell in all layers, in f32 as ggml has them: written by the product
+        with K, read and written by softmax, and read by the product with V (``build_attn_mha`` in ``llama-graph.cpp``).
+        """
+        return 0.0 if self.flash_attn else 16.0 * self.shape.n_heads * self.shape.n_layers
 
     def _unpacking_s(self, numbers: FloatArray) -> FloatArray:
         return numbers / (self.device.tflops * 1e12 * self.tp)

@@ -14,7 +14,7 @@ from kvsim.costs.pass_tables import PassTables
 from kvsim.costs.records import Record, Seconds
 from kvsim.costs.under_load import Host, Sustained, host_share, sustained
 from kvsim.errors import UserError, counted, no_such
-from kvsim.model.engine_shapes import SHAPES, Storage, is_engine_model
+from kvsim.model.engine_shapes import SHAPES, Storage, file_name, is_engine_model
 from kvsim.model.memory_shapes import shape_name
 from policies import Kernel, engine_of
 
@@ -163,7 +163,7 @@ class Source(Record):
 
 
 class Corrected(Record):
-    """That the tables of a device were corrected by results of benchmarks, and the errors on those left out in turn."""
+    """How benchmark results corrected the tables of a device, with the errors on results left out in turn."""
 
     by: str
     """The tools and files."""
@@ -284,6 +284,8 @@ class Profile(Fit):
     """Whether a K-shift rotates every cell of the cache, as llama.cpp does, or only those whose position changed."""
     model: str
     """Name of the model's shape."""
+    served_as: tuple[str, ...] = ()
+    """What the server that was measured calls the model: its file, and the name that it answers to."""
     type_k: Storage = "f32"
     type_v: Storage = "f32"
     """Storage type of K and V during the measurement; f16 also stands for bfloat16, which takes as many bytes."""
@@ -315,8 +317,12 @@ class Profile(Fit):
     """What the parts of a pass take on the device."""
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     """Devices that share the model (``--tensor-parallel-size``)."""
+    expert_parallel: Annotated[int, Field(ge=1)] = 1
+    """Servers that divide the experts (``--enable-expert-parallel`` of vLLM), of each of which the times are."""
     weights: str | None = None
     """Storage type of the weights on a device."""
+    flash_attention: bool = True
+    """Whether llama.cpp uses flash attention on the device."""
     source: Source | None = None
     """Where the times of a device come from."""
     estimated: Errors | None = None
@@ -396,7 +402,9 @@ class Profile(Fit):
     @property
     def own_kernel(self) -> Kernel:
         """The kernel of the engine on a device; all others are priced as it is."""
-        return "tiled" if self.engine.startswith("llama.cpp") else "gather"
+        if not self.engine.startswith("llama.cpp"):
+            return "gather"
+        return "tiled" if self.flash_attention else "masked"
 
     def describe(self) -> str:
         """One line for reports that names the profile, and the machine or the device."""
@@ -417,7 +425,8 @@ class Profile(Fit):
     @property
     def _devices(self) -> str:
         """The device, or so many of them."""
-        return str(self.device) if self.tensor_parallel == 1 else f"{self.tensor_parallel} x {self.device}"
+        divided = f", one of {self.expert_parallel} that divide the experts," if self.expert_parallel > 1 else ""
+        return (f"{self.tensor_parallel} x " if self.tensor_parallel > 1 else "") + f"{self.device}{divided}"
 
     @property
     def basis(self) -> str:
@@ -523,9 +532,11 @@ def how_to_get_times(model: str, profile: Profile, policy: str = "") -> str:
         return f"let --device {profile.device} --model {model} find its own"
     if not is_engine_model(model):
         return (
-            "to get those of vLLM on a GPU, name it with --device (kvsim profile list says which there are); to get "
-            "those of llama.cpp, measure its GGUF file on the machine that will serve it (kvsim calibrate --engine "
-            "llamacpp --model FILE.gguf --out mine.json) and give --model FILE.gguf --profile mine.json"
+            "to get those of a GPU, name it with --device (kvsim profile list says which there are), correct them by "
+            "what llama-bench or vllm bench measured there (kvsim calibrate --from FILE), or measure the server that "
+            "runs on it (kvsim calibrate --url URL --out mine.json); to get those of llama.cpp on "
+            "processors, measure its GGUF file there (kvsim calibrate --engine llamacpp --model FILE.gguf --out "
+            "mine.json); then give --profile mine.json"
         )
     if model in SHAPES and profile.engine != NUMPY:
         return f"name the model in the scenario: model.name = '{profile.model}'"
@@ -542,5 +553,4 @@ def how_to_get_times(model: str, profile: Profile, policy: str = "") -> str:
 
 def same_model(one: str, other: str) -> bool:
     """Whether two names mean the same model; of files, only the file name counts."""
-    both = [Path(name).name if name.endswith(".gguf") else name for name in (one, other)]
-    return both[0] == both[1]
+    return file_name(one) == file_name(other)

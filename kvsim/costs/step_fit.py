@@ -13,7 +13,7 @@ import numpy as np
 
 from kvsim.costs.fitting import FittedRegimes, held_out_error, held_out_table
 from kvsim.costs.least_squares import predict_held_out, with_intervals
-from kvsim.costs.pass_layout import REGIMES, PassLayout, Sample, regime_of
+from kvsim.costs.pass_layout import LEAST_STEPS, REGIMES, PassLayout, Sample, kind_of, regime_of
 from kvsim.costs.profile import Regime
 from kvsim.costs.tables import KNOTS, FloatArray
 from policies import Kernel
@@ -22,10 +22,9 @@ _MIXED_KNOTS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Tokens in a pass with a prompt between which the cost of matrix work is linear: such passes are fewer."""
 _TOGETHER_KNOTS = (1, 2)
 """A cell costs a chunk the same for each of its tokens after the first."""
+_SAME = 1e-9
 _FEWEST = 4
 """Passes that a segment between knots must have; one with fewer is joined to the next."""
-LEAST_STEPS = 20
-"""Steps of each kind without which nothing is fitted."""
 
 
 def fit_steps(samples: Sequence[Sample], rng: np.random.Generator, skipping: Collection[Kernel] = ()) -> FittedRegimes:
@@ -33,7 +32,8 @@ def fit_steps(samples: Sequence[Sample], rng: np.random.Generator, skipping: Col
 
     ``skipping``: as for ``fitting.fit``. A third of the origins is held out to report the errors; the coefficients
     then come from all steps, and their intervals from bootstrap resamples of the origins. A step counts as mixed if
-    one of its passes is. Raises ``ValueError`` if there are fewer than ``LEAST_STEPS`` of either kind.
+    one of its passes is. Where no two sequences generated together, one more costs what a token more of a prompt does.
+    Raises ``ValueError`` if there are fewer than ``LEAST_STEPS`` of either kind.
     """
     kinds = np.array([kind_of(sample) for sample in samples])
     for regime in REGIMES:
@@ -41,6 +41,9 @@ def fit_steps(samples: Sequence[Sample], rng: np.random.Generator, skipping: Col
             raise ValueError(f"{seen} {regime} steps; at least {LEAST_STEPS} are needed for a fit")
     layouts = {regime: _layout(regime, samples, frozenset(skipping)) for regime in REGIMES}
     design: FloatArray = np.hstack([layouts[regime].design(samples, regime) for regime in REGIMES])
+    # What is always a multiple of something before it cannot be told apart: chunks, where all passes have as many.
+    units = design / np.maximum(np.linalg.norm(design, axis=0), 1)
+    design[:, np.triu(units.T @ units > 1 - _SAME, 1).any(axis=0)] = 0
     seconds = np.array([s.seconds for s in samples])
     origins, member = np.unique([s.origin for s in samples], return_inverse=True)
     held = np.isin(member, rng.permutation(len(origins))[: max(1, len(origins) // 3)])
@@ -48,19 +51,16 @@ def fit_steps(samples: Sequence[Sample], rng: np.random.Generator, skipping: Col
     table.insert(0, "regime", kinds[held])
     coefficients = with_intervals(design, seconds, member, rng)
     split = layouts["decode"].width
+    decode, mixed = layouts["decode"].costs(coefficients[:split]), layouts["mixed"].costs(coefficients[split:])
+    if all(work.tokens == 1 for sample in samples for work in sample.works if regime_of(work) == "decode"):
+        # Further tokens were only seen in prompts.
+        further = {"matmul_knots": mixed.matmul_knots, "matmul_slopes_s": mixed.matmul_slopes_s}
+        decode = decode.model_copy(update=further)
     return FittedRegimes(
-        {
-            "decode": layouts["decode"].costs(coefficients[:split]),
-            "mixed": layouts["mixed"].costs(coefficients[split:]),
-        },
+        {"decode": decode, "mixed": mixed},
         {regime: held_out_error(own) for regime in REGIMES if len(own := table[table["regime"] == regime])},
         table,
     )
-
-
-def kind_of(sample: Sample) -> Regime:
-    """The regime of a step: that of a mixed pass if it has one."""
-    return "mixed" if any(regime_of(work) == "mixed" for work in sample.works) else "decode"
 
 
 _TILES_FROM: dict[Kernel, int] = {"tiled": 64}
@@ -76,6 +76,7 @@ def _layout(regime: Regime, samples: Sequence[Sample], skipping: frozenset[Kerne
         attention_knots=_TOGETHER_KNOTS,
         skipping=skipping,
         causal=True,
+        reads_blocks=kernels == ("gather",),
         tiles_from=_TILES_FROM.get(kernels[0], 0) if regime == "mixed" else 0,
     )
 

@@ -5,7 +5,9 @@ Fitted to servers that others recorded (docs/gpus.md says how):
 - the 31 of the 90 points of Qwen3-32B in bf16 on H100 SXM, vLLM 0.12.0, TP 2, 4 and 8, in aiconfigurator-core 0.12.0's
   ``silicon_sample.csv`` (Apache-2.0) the SHA-256 of whose id is a multiple of 3, but for one that waits for blocks;
 - times between the first tokens of 13,249 requests to Qwen3-14B on one H100 SXM, vLLM 0.23.0
-  (inference-sim/residency-vllm; figures only), which show how long passes with 1 to 5 prompts take.
+  (inference-sim/residency-vllm; figures only), which show how long passes with 1 to 5 prompts take;
+- for ``Longer``, TPOT of the same third of that file's points of vLLM whose times are estimated, but for those of Qwen3
+  235B and those that are off by a factor of two or more: 241 of gpt-oss, Kimi K2.5, Llama 3.1 70B and MiniMax M2.5.
 """
 
 from __future__ import annotations
@@ -52,6 +54,25 @@ class Sustained(NamedTuple):
         )
 
 
+class Longer(NamedTuple):
+    """What something takes in servers beyond the estimate by kernels that were timed one by one; seconds, each time."""
+
+    what: str
+    seconds: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return (
+            f"In servers, {self.what} takes {self.seconds * 1e6:.1f} µs more ({self.low * 1e6:.1f} to "
+            f"{self.high * 1e6:.1f}): fitted to 241 recorded loads of four models on H100, H200, B200 and B300."
+        )
+
+
+EXCHANGE = Longer(
+    "an exchange, with each doubling of the devices, of which all wait for the slowest,", 2.1e-6, 1.8e-6, 2.5e-6
+)
+BLOCKS = Longer("a layer in blocks of fp8, for whose scales its activations are read again,", 17e-6, 14e-6, 21e-6)
 ASYNCHRONOUS_SINCE = (0, 14)
 """The version from which on vLLM composes steps ahead by default (``SchedulerConfig.async_scheduling``)."""
 ALONE = Host(seconds=0.0, source="given: the kernels alone")

@@ -43,13 +43,8 @@ def _page_bytes(group: AttentionGroup, s: PlanSettings) -> int:
 
     Each GPU has its share of the KV heads, at least one; a latent is not divided.
     """
-    ranks = min(s.tensor_parallel, _kv_heads(group))
+    ranks = min(s.tensor_parallel, group.kv_heads)
     return s.block_size * (row_bytes(s.type_k, group.k_row // ranks) + row_bytes(s.type_k, group.v_row // ranks))
-
-
-def _kv_heads(group: AttentionGroup) -> int:
-    """Heads of K that can be divided over GPUs."""
-    return 1 if group.kind == "latent" else group.k_row // group.k_head
 
 
 def _request_blocks(group: AttentionGroup, s: PlanSettings) -> int:
@@ -76,16 +71,23 @@ def parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
 
 def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
     """Why vLLM would refuse the settings; None if it would not."""
+    if s.n_gpu_layers is not None or s.n_cpu_moe:
+        return f"{'--n-cpu-moe' if s.n_gpu_layers is None else '--ngl'}: llama.cpp has it and vLLM has not"
     for option, kind in (("--cache-type-k", s.type_k), ("--cache-type-v", s.type_v)):
         if kind not in VLLM_CACHE_TYPES:
             return f"{option}: vLLM has no {kind} cache; it has {', '.join(VLLM_CACHE_TYPES)}"
     if s.type_k != s.type_v:
         return f"--cache-type-v: vLLM stores K and V in one type, not in {s.type_k} and {s.type_v}"
     ranks = s.tensor_parallel
+    if s.expert_parallel > 1 and (not shape.n_experts or shape.stored or shape.n_experts % s.expert_parallel):
+        what = f"{s.expert_parallel} does not divide its {shape.n_experts} experts" if shape.n_experts else "no experts"
+        return f"--ep: {shape.name}: {'not of a GGUF file' if shape.stored else what}"
+    if s.expert_parallel > 1 and ranks > 1:
+        return "--tp, --ep: experts that are divided beside layers are not simulated; give one of them"
     if shape.n_heads % ranks:
         return f"--tp: vLLM divides heads over GPUs; {ranks} does not divide the {shape.n_heads} heads of {shape.name}"
-    if any(_kv_heads(group) % ranks and ranks % _kv_heads(group) for group in shape.groups):
-        return f"--tp: {ranks} and the {_kv_heads(shape.groups[0])} KV heads of {shape.name} do not divide each other"
+    if any(group.kv_heads % ranks and ranks % group.kv_heads for group in shape.groups):
+        return f"--tp: {ranks} and the {shape.groups[0].kv_heads} KV heads of {shape.name} do not divide each other"
     if len({_page_bytes(group, s) for group in shape.groups}) > 1:
         return f"{shape.source}: layers of different widths cannot be planned for vLLM"
     return None
@@ -101,7 +103,7 @@ def notes(shape: MemoryShape, s: PlanSettings) -> list[str]:
         )
     if ranks > 1:
         kept = ["norms", "the rotary table"]
-        if any(_kv_heads(group) < ranks for group in shape.groups):
+        if any(group.kv_heads < ranks for group in shape.groups):
             kept.append(
                 "latents" if shape.groups[0].kind == "latent" else "KV heads, of which there are fewer than GPUs"
             )

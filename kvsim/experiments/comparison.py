@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.errors import Livelock, UserError
-from kvsim.experiments.measures import Measures, share_of_requests, times_digest, whole_run_measures
+from kvsim.experiments.measures import (
+    Measures,
+    latency_sketches,
+    share_of_requests,
+    times_digest,
+    whole_run_measures,
+)
 from kvsim.experiments.policy_code import plugins_used
+from kvsim.experiments.pooled_percentiles import LatencySketches
 from kvsim.experiments.shared_warnings import share_warnings
 from kvsim.experiments.verdict import Verdict, judge
 from kvsim.experiments.workers import Done, map_ordered
@@ -47,6 +54,7 @@ class RunOutcome(NamedTuple):
     """Why requests failed, as in the run's summary."""
     warnings: tuple[str, ...]
     """The run's warnings, except those about its workload."""
+    sketches: LatencySketches
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class Comparison:
     results: tuple[Result, ...]
     """One per policy, of its first replication."""
     profile: str
-    """The machine profile that the times come from and where it was measured, in one line."""
+    """The machine profiles that the times come from and where they were measured, in one line."""
     left_out: tuple[str, ...] = ()
     """Policies that cannot serve the scenario, each with the reason, in one line."""
     outcomes: Mapping[str, Sequence[RunOutcome]] = field(default_factory=dict, repr=False)
@@ -88,7 +96,15 @@ class Comparison:
     def verdict(self) -> Verdict:
         """What the results support: a one-line conclusion, intervals, and paired differences."""
         times = {policy: [outcome.times for outcome in each] for policy, each in self.outcomes.items()}
-        return judge(self.runs, self.forgetful, clairvoyant=self.clairvoyant, max_failed=self.max_failed, times=times)
+        sketches = {policy: [outcome.sketches for outcome in each] for policy, each in self.outcomes.items()}
+        return judge(
+            self.runs,
+            self.forgetful,
+            clairvoyant=self.clairvoyant,
+            max_failed=self.max_failed,
+            times=times,
+            sketches=sketches,
+        )
 
     @property
     def inferred(self) -> tuple[str, ...]:
@@ -120,8 +136,8 @@ class Comparison:
         return {
             "scenario": self.scenario.name,
             "seed": self.scenario.seed,
-            "profile": self.results[0].summary["profile"],
-            "basis": self.results[0].summary["basis"],
+            "profile": self._of_all("profile", "; "),
+            "basis": self._of_all("basis", " "),
             "inferred": list(self.inferred),
             "wall_s": sum(result.summary["wall_s"] for result in self.results),
             "e2e_mean_over_oracle": against_oracle(self.results) or None,
@@ -129,6 +145,10 @@ class Comparison:
             "plugins": plugins_used(result.policy for result in self.results),
             **self.verdict.to_dict(),
         }
+
+    def _of_all(self, key: str, between: str) -> str | None:
+        """What the runs' summaries say under a key, each once; None if none says anything."""
+        return between.join(dict.fromkeys(filter(None, (result.summary[key] for result in self.results)))) or None
 
     @property
     def replications_table(self) -> pd.DataFrame:
@@ -173,7 +193,7 @@ class Comparison:
                     earlier.unlink()
             out.json("comparison.json", self.to_dict())
             out.table("comparison.csv", self.table, index=True)
-            out.text("scenario.toml", self.scenario.to_toml())
+            out.text("scenario.toml", self.scenario.to_toml(left_open=True))
             for result in self.results:
                 out.table(f"requests-{result.policy}.csv", result.requests)
             if self.replications > 1:
@@ -207,19 +227,20 @@ def compare(
     replications: int = 1,
     max_failed: float | str = 0.0,
     group: PresetGroup = "standard",
+    check: bool = False,
 ) -> Comparison:
     """Run the scenario under each policy on the same requests and arrivals.
 
     By default these are the policies of a ``group``: ``standard`` (what engines do, ideas of our own, and plug-ins) or
     ``papers`` (ideas from papers, and the policies that they are compared with).
 
-    ``snapshots`` keeps pictures of the cells. ``detail`` is as for ``run``, and at least ``rows``. With several
-    ``replications``, every policy is run again with the seeds that follow the scenario's, which gives intervals for the
-    measures and for the differences; results and tables are those of the first replication. Policies that failed
-    more than a share ``max_failed`` of their requests (0.05 or "5%") are not ranked. Raises ``UserError`` and
-    ``WorkloadError``.
+    ``snapshots`` keeps pictures of the cells, where there is one server. ``check`` and ``detail`` are as for ``run``,
+    the latter at least ``rows``. With several ``replications``, every policy is run again with the seeds that follow
+    the scenario's, which gives intervals for the measures and for the differences; results and tables are those of the
+    first replication. Policies that failed more than a share ``max_failed`` of their requests (0.05 or "5%") are not
+    ranked. Raises ``UserError`` and ``WorkloadError``.
     """
-    from kvsim.simulation.run import build_policy, cost_model, profile_of
+    from kvsim.simulation.set_up import priced, profile_of
 
     if type(replications) is not int or not 1 <= replications <= _MOST_REPLICATIONS:
         accepted = f"a whole number from 1 to {_MOST_REPLICATIONS} is accepted"
@@ -229,17 +250,16 @@ def compare(
     seeds = [scenario.seed + r for r in range(1, replications)]
     if seeds and seeds[-1] >= 2**63:
         raise UserError(f"replications: seed {scenario.seed} leaves no room for further ones")
-    costs = cost_model(scenario, profile_of(scenario))
-    profile = costs.profile
-    chosen, left_out = choose(policies, in_group(group), lambda policy: build_policy(scenario, policy, costs))
-    outcomes = list(_run_all(_run_one, [_Asked(scenario, p, snapshots, detail) for p in chosen], 0, progress))
+    profile_of(scenario)  # What is wrong for every policy is reported once.
+    chosen, left_out = choose(policies, in_group(group), lambda policy: priced(scenario, policy))
+    outcomes = list(_run_all(_run_one, [_Asked(scenario, p, snapshots, detail, check) for p in chosen], 0, progress))
     stuck = tuple(f"left out {reason}" for reason in outcomes if isinstance(reason, str))
     served = [(p, result) for p, result in zip(chosen, outcomes, strict=True) if not isinstance(result, str)]
     if not served:
         raise UserError("\n".join(stuck))
     runs = {result.policy: [_outcome(result)] for _, result in served}
     seeded = [scenario.model_copy(update={"seed": seed}) for seed in seeds]
-    further = [_Asked(each, policy, False, "rows") for each in seeded for policy, _ in served]
+    further = [_Asked(each, policy, False, "rows", check) for each in seeded for policy, _ in served]
     names = [result.policy for _ in seeds for _, result in served]
     ended = len(outcomes) * scenario.build_workload().n_requests if further else 0
     for name, outcome in zip(names, _run_all(_measure_one, further, ended, progress), strict=True):
@@ -249,11 +269,11 @@ def compare(
         elif name in runs:
             runs[name].append(outcome)
     results = tuple(result for _, result in served)
-    built = {result.policy: build_policy(scenario, policy) for policy, result in served}
-    forgetful = tuple(name for name, policy in built.items() if policy.drops_tokens)
-    clairvoyant = tuple(name for name, policy in built.items() if policy.clairvoyant)
-    left = left_out + stuck
-    return Comparison(scenario, results, profile.describe(), left, runs, forgetful, ranked_up_to, clairvoyant)
+    each = {result.policy: priced(scenario, policy) for policy, result in served}
+    forgetful = tuple(name for name, (*_, policy) in each.items() if policy.drops_tokens)
+    clairvoyant = tuple(name for name, (*_, policy) in each.items() if policy.clairvoyant)
+    profiles = "; ".join(dict.fromkeys(costs.profile.describe() for _, costs, _ in each.values()))
+    return Comparison(scenario, results, profiles, left_out + stuck, runs, forgetful, ranked_up_to, clairvoyant)
 
 
 def choose(
@@ -294,6 +314,7 @@ class _Asked(NamedTuple):
     policy: str | PolicyFactory
     snapshots: bool
     detail: Detail
+    check: bool
 
 
 def _run_all(
@@ -314,10 +335,19 @@ def _run_all(
 def _run_one(asked: _Asked, progress: Progress | None) -> Result | str:
     """The result, or the reason why the run could not finish."""
     from kvsim.simulation.run import run
+    from kvsim.simulation.set_up import NothingFits
 
+    scenario, policy, snapshots, detail, check = asked
     try:
-        return run(asked.scenario, asked.policy, detail=asked.detail, snapshots=asked.snapshots, progress=progress)
-    except Livelock as e:
+        return run(
+            scenario,
+            policy,
+            detail=detail,
+            snapshots=snapshots and scenario.cluster.size == 1,
+            progress=progress,
+            check=check,
+        )
+    except (Livelock, NothingFits) as e:
         return str(e)
 
 
@@ -328,7 +358,8 @@ def _measure_one(asked: _Asked, progress: Progress | None) -> RunOutcome | str:
 
 def _outcome(result: Result) -> RunOutcome:
     warnings = tuple(line for line in result.warnings if line not in result.notes)
-    return RunOutcome(whole_run_measures(result), times_digest(result), result.summary["failures"], warnings)
+    failures, sketches = result.summary["failures"], latency_sketches(result)
+    return RunOutcome(whole_run_measures(result), times_digest(result), failures, warnings, sketches)
 
 
 def _counting_from(ended: int, progress: Progress | None) -> Progress | None:

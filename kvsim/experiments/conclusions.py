@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvsim.errors import counted
-from kvsim.experiments.measures import MORE_IS_BETTER, Measures, failed_requests
+from kvsim.experiments.interval_text import from_to
+from kvsim.experiments.measures import MORE_IS_BETTER, Measures, failed_requests, is_latency
 from kvsim.experiments.ranking import BOUND, NotRanked, Ranking, fails_too_many, limit_that_includes
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ FEWEST_REQUESTS = 50
 """Runs of fewer requests support no conclusion about latency."""
 
 _MOST_NAMED = 4
-"""Policies that may be as fast as the best of which no more are named."""
+"""Policies whose distance from the best is said."""
 
 
 def conclude(verdict: Verdict) -> str:
@@ -85,17 +86,28 @@ def _best_of(v: Verdict, ranking: Ranking, among: str = "") -> str:
     lowest = lowest.rstrip()
     if second is None:
         return lowest
-    if ranking.holds or ranking.replications == 1 or not ranking.varies:
-        return f"{lowest}: {_percent_below(_ratio(ranking, second))} below {_and(_alike(v, second))}"
-    ties = [f"{_and(_alike(v, p))} ({_percent(_ratio(ranking, p).value - 1)} slower)" for p in ranking.ties]
-    more = len(ties) - _MOST_NAMED
-    named = _and(ties if more <= 0 else [*ties[:_MOST_NAMED], counted(more, "other")])
-    others = len(ranking.names) - 1 - len(ties)
-    rest = "; every other policy is slower by more than chance" if others else ""
-    return (
-        f"no clear best: {lowest}, but {named} may be as fast: {ranking.replications} replications cannot tell them "
-        f"apart{rest}"
-    )
+    others = [ranking.names[i] for i in ranking.order[1:]]
+    if ranking.replications == 1 or not ranking.varies:
+        return f"{lowest}: {_listed(v, ranking, others)}"
+    ties = [p for p in others if p in ranking.ties]
+    slower = _listed(v, ranking, [p for p in others if p not in ties])
+    if not ties:
+        return f"{lowest}: {slower}"
+    same = f"no difference that {ranking.replications} replications can show: {_listed(v, ranking, ties)}"
+    return f"no clear best: {'; '.join(filter(None, (lowest, same, slower and f'clearly {slower}')))}"
+
+
+def _listed(v: Verdict, ranking: Ranking, policies: Sequence[str]) -> str:
+    """How far the best is below these policies, with the interval of the difference that the table has."""
+    said = []
+    for policy in policies[:_MOST_NAMED]:
+        below = 1 - 1 / _ratio(ranking, policy).value
+        share = _percent(below) if below <= 0.99 else "more than 99 %"  # A percentage would be rounded to 100.
+        difference = ranking.comparison.differences[ranking.names.index(policy)]
+        known = 0 < difference.half_width < math.inf
+        said.append(f"{share}{f' ({from_to(difference, 1e3)} ms)' if known else ''} below {_and(_alike(v, policy))}")
+    more = len(policies) - _MOST_NAMED
+    return _and([*said, counted(more, "other")] if more > 0 else said) if said else ""
 
 
 def _ratio(ranking: Ranking, policy: str) -> Interval:
@@ -151,9 +163,8 @@ def conclude_sweep(sweep: SweepResult, measure: str) -> str:
     won = best[best["rivals"] > 0]
     if len({policy for policy in sweep.plan.policies if policy != BOUND}) == 1:
         only = _with_alike(sweep, best["best"].iloc[0], "")
-        return "; ".join(
-            [f"{only} has no competitor; name several policies to compare them", *_imprecise_points(sweep)]
-        )
+        alone = [f"{only} has no competitor; name several policies to compare them"]
+        return "; ".join([*(_best_settings(sweep, best, measure, only) or alone), *_imprecise_points(sweep)])
     if len(won):
         wins = won[["best", "identical"]].value_counts()
         names = [_with_alike(sweep, str(policy), str(alike)) for policy, alike in wins.index.tolist()]
@@ -169,6 +180,34 @@ def conclude_sweep(sweep: SweepResult, measure: str) -> str:
     elif len(won):
         parts.append(f"the lead is more than chance at {int(won['holds'].sum())} of them ({level}, paired differences)")
     return "; ".join([*parts, *_imprecise_points(sweep)])
+
+
+def _best_settings(sweep: SweepResult, best: pd.DataFrame, measure: str, policy: str) -> list[str]:
+    """Which of the settings that were varied are best under the only policy, for each traffic; none if none were."""
+    traffic = [axis for axis in sweep.plan.axes if axis.startswith("workload.")]
+    varied = [axis for axis in sweep.plan.axes if axis not in traffic]
+    if not varied or len(best) < 2:
+        return []
+    most = measure in MORE_IS_BETTER
+    groups = [rows for _, rows in best.groupby(traffic, sort=False)] if traffic else [best]
+    table = sweep.table.set_index("number")
+    found = []
+    for rows in groups[:_MOST_NAMED]:
+        first = rows.sort_values("value", ascending=not most, kind="stable").iloc[0]
+        low, high = (float(table.loc[first["number"], f"{measure}_{end}"]) for end in ("low", "high"))
+        near = int(((rows["value"] >= low) & (rows["value"] <= high)).sum()) - 1
+        flags, at = (", ".join(f"{axis} = {first[axis]}" for axis in axes) for axes in (varied, traffic))
+        value = f"{1e3 * first['value']:,.4g} ms" if is_latency(measure) else f"{first['value']:,.4g}"
+        alike = f", as good within its interval: {counted(near, 'other')}" if near and math.isfinite(high) else ""
+        found.append(f"{f'at {at}: ' if at else ''}{flags} ({value}{alike})")
+    more = [f"and {counted(len(groups) - _MOST_NAMED, 'other')} in the table"] if len(groups) > _MOST_NAMED else []
+    if out := [reasons for number, reasons in sweep.left_out.items() if number not in set(best["number"])]:
+        more.append(f"{counted(len(out), 'point')} left out ({_reasons(out)})")
+    if sweep.runs["replication"].max() == 0:
+        more.append("from one run each: ask for replications to see whether the differences hold")
+    points = counted(len({point.number for point in sweep.plan.points}), "point")
+    begin = f"{'highest' if most else 'lowest'} {measure} of {points} under {policy}: "
+    return [begin + found[0], *found[1:], *more]
 
 
 def _with_alike(sweep: SweepResult, policy: str, alike: str, known: bool = False) -> str:
@@ -221,15 +260,6 @@ def _imprecise_points(sweep: SweepResult) -> list[str]:
     groups = sweep.runs.groupby(["number", "policy"]).ngroups
     pairs = f"{missed} of {groups} pairs of point and policy"
     return [f"{pairs} are not within {100 * rule.within:g} % after {rule.most} runs"]
-
-
-def _percent_below(ratio: Interval) -> str:
-    """How far the best is below another policy, in percent; ``ratio`` is the other's mean divided by the best's."""
-    value = _percent(1 - 1 / ratio.value)
-    if ratio.low == ratio.high or not math.isfinite(ratio.low) or ratio.low <= 0:
-        return value
-    low, high = _percent(1 - 1 / ratio.low), _percent(1 - 1 / ratio.high)
-    return value if low == high == value else f"{value} ({low.removesuffix(' %')} to {high})"
 
 
 def _percent(share: float) -> str:

@@ -5,6 +5,7 @@ Values are 1-dimensional arrays of finite float64 in their original order; every
 - MSER-5: White, Cobb, Spratt, "A comparison of five steady-state truncation heuristics for simulation", WSC 2000.
 - Paired t, sequential stopping: Law, "Simulation Modeling and Analysis", 5th ed., 2015, ch. 9 and 10.
 - Ratio of means: Fieller, "Some problems in interval estimation", JRSS B 16(2), 1954.
+- One more replication: Hahn, Meeker, "Statistical Intervals", 1991, section 4.8.
 - Best of several: Hsu, "Multiple Comparisons", 1996, ch. 4, with Bonferroni's bound in place of Dunnett's quantile.
 """
 
@@ -147,6 +148,18 @@ def replication_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
     return _t(_values(values), level)
 
 
+def prediction_limit(values: ArrayLike, level: float = LEVEL) -> float:
+    """Return what one more independent replication exceeds with probability ``level`` (Hahn, Meeker 1991, 4.8).
+
+    ``values`` have shape (n,) and are normally distributed. Minus infinity for a single one.
+    """
+    x = _values(values)
+    if len(x) < 2:
+        return -math.inf
+    quantile = t_quantile(2 * level - 1, len(x) - 1)
+    return float(x.mean()) - quantile * float(x.std(ddof=1)) * math.sqrt(1 + 1 / len(x))
+
+
 def paired_difference(values: ArrayLike, others: ArrayLike, level: float = LEVEL) -> Interval:
     """Return a t interval for the mean of ``values - others``, whose pairs share random numbers (Law 2015, 10.2.1).
 
@@ -207,20 +220,17 @@ def bonferroni_level(level: float, comparisons: int) -> float:
     return 1 - (1 - level) / max(comparisons, 1)
 
 
-def check_precision(
-    values: ArrayLike, within: float, level: float = LEVEL, least: int = 5, most: int = 50
-) -> PrecisionCheck:
+def check_precision(interval: Interval, have: int, within: float, least: int = 5, most: int = 50) -> PrecisionCheck:
     """Decide whether there are enough replications: stop once the relative error is at most ``within``.
 
-    ``values`` have shape (n,). The half width divided by the estimate must not exceed ``within / (1 + within)``, so
-    that the error relative to the true value is at most ``within`` (Law 2015, 9.4.1). At least ``least`` and at most
-    ``most`` replications are made in any case.
+    ``interval``: of the ``have`` replications so far. Its half width divided by the estimate must not exceed ``within /
+    (1 + within)``, so that the error relative to the true value is at most ``within`` (Law 2015, 9.4.1). At least
+    ``least`` and at most ``most`` replications are made in any case.
     """
-    x = _values(values)
-    if len(x) < least:
+    if have < least:
         return PrecisionCheck(False, False)
-    precise = replication_interval(x, level).relative <= within / (1 + within)
-    return PrecisionCheck(precise or len(x) >= most, precise)
+    precise = interval.relative <= within / (1 + within)
+    return PrecisionCheck(precise or have >= most, precise)
 
 
 def _values(values: ArrayLike) -> FloatArray:

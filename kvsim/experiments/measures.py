@@ -14,6 +14,7 @@ from pydantic import PositiveFloat
 
 from kvsim.errors import UserError, no_such
 from kvsim.experiments.estimates import LEVEL, Interval, mser5, replication_interval
+from kvsim.experiments.pooled_percentiles import LatencySketches, pooled_percentile, sketch
 from kvsim.scenario.prefixes import hit_rate
 from kvsim.scenario.section import Section
 
@@ -93,6 +94,11 @@ class _SteadyPart:
         return self.end_s - self.start_s
 
 
+def is_latency(measure: str) -> bool:
+    """Whether a measure is a time that requests took, in seconds."""
+    return measure.split("_")[0] in LATENCIES
+
+
 def measures(result: Result, warmup: WarmupRule = "mser-5", slo: Objectives | None = None) -> Measures:
     """Return a run's measures by name (``MEASURES``); None for those that are not known.
 
@@ -153,19 +159,40 @@ def failed_requests(runs: Sequence[Measures]) -> tuple[int, int]:
     return sum(round(share * requests) for share, requests in counts), sum(requests for _, requests in counts)
 
 
-def measure_interval(measure: str, values: FloatArray | Sequence[float], level: float = LEVEL) -> Interval:
+def measure_interval(
+    measure: str,
+    values: FloatArray | Sequence[float],
+    level: float = LEVEL,
+    sketches: Sequence[LatencySketches] = (),
+) -> Interval:
     """Return a measure's interval over replications, cut off at the measure's own bounds.
 
-    ``values`` have shape (n,); see ``estimates.replication_interval``. A t interval knows no bounds, so ends that no
-    value can have are cut off: below 0 for every measure, above 1 for a share. The estimate is not changed, and the
-    infinite ends of a single replication stay infinite.
+    ``values`` have shape (n,). A percentile of a latency is that of all requests of all replications together
+    (``pooled_percentiles``), for which ``sketches`` has those of each replication; all other measures, and percentiles
+    without sketches, are means of the replications with a t interval. That knows no bounds, so ends that no value can
+    have are cut off: below 0 for every measure, above 1 for a share. The estimate is not changed, and the infinite ends
+    of a single replication stay infinite.
     """
-    interval = replication_interval(values, level)
+    latency, _, statistic = measure.partition("_")
+    if sketches and latency in LATENCIES and statistic in STATISTICS:
+        interval = pooled_percentile(
+            values, [each[latency] for each in sketches if latency in each], STATISTICS[statistic], level
+        )
+    else:
+        interval = replication_interval(values, level)
     if not math.isfinite(interval.half_width):
         return interval
     # Rounding must not push the estimate out of its own interval.
     high = max(min(interval.high, 1.0), interval.value) if measure in SHARES else interval.high
     return replace(interval, low=min(max(interval.low, 0.0), interval.value), high=high)
+
+
+def latency_sketches(result: Result, cut: int = 0) -> LatencySketches:
+    """Return a sketch of each latency of a run's requests, without the first ``cut`` of them by arrival."""
+    completed = _after_warmup(by_arrival(result.kept_tables.requests), cut).completed.columns
+    values = {latency: completed[f"{latency}_s"] for latency in LATENCIES}
+    known = {latency: each[~np.isnan(each)] for latency, each in values.items()}
+    return {latency: sketch(each) for latency, each in known.items() if len(each)}
 
 
 def whole_run_measures(result: Result) -> Measures:

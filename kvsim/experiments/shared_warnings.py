@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 _NUMBER = re.compile(r"(?<![\w.-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w-]|[.,]\d)")
 """A number that stands alone; those in names such as q8_0 or llama-3.1-8b are part of the text."""
+_ITEMS = re.compile(r", (?![^(]*\))")
+"""What stands between items, but not within brackets."""
+_UNDER = re.compile(r"assumed under (.*)(, as in .*)")
+"""A policy, and the engine that it stands for."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,23 @@ def share_warnings(runs: Iterable[tuple[str, Sequence[str]]]) -> list[SharedWarn
         SharedWarning(_merged([line for _, line in group]), tuple(dict.fromkeys(s for s, _ in group)), len(group))
         for group in groups.values()
     ]
+
+
+def share_assumptions(lines: Iterable[str]) -> tuple[str, ...]:
+    """Lines of what runs assumed, with each item of an engine once, and a range where only its numbers differ."""
+    found: dict[tuple[str, str], tuple[dict[str, None], list[str]]] = {}
+    for line in lines:
+        begin, _, items = line.partition(": ")
+        policy, engine = under.groups() if (under := _UNDER.fullmatch(begin)) else ("", begin)
+        for item in _ITEMS.split(items):
+            policies, alike = found.setdefault((engine, _NUMBER.sub("0", item)), ({}, []))
+            policies[policy] = None
+            alike.append(item)
+    said: dict[str, list[str]] = {}
+    for (engine, _), (policies, alike) in found.items():
+        begin = engine if "" in policies else f"assumed under {', '.join(policies)}{engine}"
+        said.setdefault(begin, []).append(_merged(alike))
+    return tuple(f"{begin}: {', '.join(items)}" for begin, items in said.items())
 
 
 def _merged(lines: Sequence[str]) -> str:

@@ -1,34 +1,40 @@
 """The store of a sweep's runs: one SQLite file that stays valid if the process is killed at any moment.
 
-Tables, ``FORMAT`` 2 (``PRAGMA user_version``; ``application_id`` tells the file from others):
+Tables, ``FORMAT`` 4 (``PRAGMA user_version``; ``application_id`` tells the file from others):
 
 - ``meta(key PRIMARY KEY, value)``: name, sweep (JSON), code.
 - ``points(digest PRIMARY KEY, number, replication, policy, settings, scenario, status, measures, summary, error,
-  warnings, times)``: one row per finished run; ``settings``, ``measures`` and ``summary`` are JSON objects,
-  ``warnings`` is a JSON list, ``times`` a digest of the times of all requests, ``scenario`` is TOML that can be run by
-  itself, ``status`` is ``done`` or ``failed``. Rows depend only on the sweep and the code, bit for bit. ``number`` is
-  NULL for runs of an earlier version of the sweep or the code; they are kept and found by their digest.
+  warnings, times, sketches, checksum)``: one row per finished run; ``settings``, ``measures`` and ``summary`` are JSON
+  objects, ``warnings`` is a JSON list, ``times`` a digest of the times of all requests, ``sketches`` a JSON object with
+  the sketch of each latency (``pooled_percentiles``), ``checksum`` that of all that no later sweep changes,
+  ``scenario`` is TOML that can be run by itself, ``status`` is ``done`` or ``failed``. Rows depend only on the sweep
+  and the code, bit for bit. ``number`` is NULL for runs of an earlier version of the sweep or the code; they are kept
+  and found by their digest.
 - ``timings(digest, seconds, host, process, ended)``: one row each time a run was executed, with ``seconds`` of wall
   clock and ``ended`` in ISO 8601.
 
-``FORMAT`` 1 had neither ``warnings`` nor ``times``; they are added when such a file is opened. The file is locked while
-a sweep runs.
+``FORMAT`` 1 had neither ``warnings`` nor ``times``, ``FORMAT`` 2 no ``sketches``, ``FORMAT`` 3 no ``checksum``; they
+are added when such a file is opened. Its runs are of an earlier version of the code, so that a sweep makes them anew.
+The file is locked while a sweep runs.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvsim.errors import UserError
+from kvsim.experiments.pooled_percentiles import LatencySketch, LatencySketches
 from kvsim.results import writable
 
-FORMAT = 2
+FORMAT = 4
 """Version of the tables."""
 
 _APPLICATION = 0x6B765350
@@ -47,7 +53,9 @@ CREATE TABLE points (
   summary TEXT NOT NULL,
   error TEXT NOT NULL,
   warnings TEXT NOT NULL DEFAULT '[]',
-  times TEXT NOT NULL DEFAULT ''
+  times TEXT NOT NULL DEFAULT '',
+  sketches TEXT NOT NULL DEFAULT '{}',
+  checksum TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 CREATE TABLE timings (
   digest TEXT NOT NULL, seconds REAL NOT NULL, host TEXT NOT NULL, process INTEGER NOT NULL, ended TEXT NOT NULL
@@ -55,8 +63,13 @@ CREATE TABLE timings (
 """
 
 
-_ADDED_COLUMNS = ("warnings TEXT NOT NULL DEFAULT '[]'", "times TEXT NOT NULL DEFAULT ''")
-"""Columns that ``FORMAT`` 1 had not."""
+_ADDED_COLUMNS = {
+    "warnings TEXT NOT NULL DEFAULT '[]'": 2,
+    "times TEXT NOT NULL DEFAULT ''": 2,
+    "sketches TEXT NOT NULL DEFAULT '{}'": 3,
+    "checksum TEXT NOT NULL DEFAULT ''": 4,
+}
+"""Columns that the first ``FORMAT`` had not, with the one that brought them."""
 
 _RESERVED_STEMS = ("comparison", "recommendation")
 """File names of other commands."""
@@ -70,6 +83,10 @@ def written_names(store: Path) -> dict[str, str]:
     stem = f"{store.stem}-sweep" if store.stem in _RESERVED_STEMS else store.stem
     names = {kind: f"{stem}.{kind}" for kind in ("json", "csv", "png")}
     return names | {kind: f"{'' if stem == 'sweep' else f'{stem}-'}{kind}.csv" for kind in ("runs", "best", "failures")}
+
+
+class DamageWarning(UserWarning):
+    """A stored run cannot be read, and is done again. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +114,12 @@ class Row:
     """JSON: a list of the warnings that the run gave, a line each."""
     times: str = ""
     """Digest of the times of all requests; empty if it is unknown."""
+    sketches: str = "{}"
+    """JSON: the sketch of each latency, after the warm-up, as a list of its fields."""
+
+    def latencies(self) -> LatencySketches:
+        """The sketch of each latency."""
+        return {latency: LatencySketch(*each) for latency, each in json.loads(self.sketches).items()}
 
 
 class Timing(NamedTuple):
@@ -120,7 +143,10 @@ class SweepPosition(NamedTuple):
 
 
 _COLUMNS = ", ".join(field.name for field in fields(Row))
-_MARKS = ", ".join("?" for _ in fields(Row))
+_MARKS = ", ".join("?" for _ in (*fields(Row), "checksum"))
+_POSITION = ("number", "replication", "settings")
+"""Columns that a later sweep sets anew."""
+_JSON = {"settings": dict, "measures": dict, "summary": dict, "warnings": list}
 
 
 class Store:
@@ -150,7 +176,7 @@ class Store:
         (tables,) = run("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and application != _APPLICATION:
             raise UserError(f"{self.path}: an SQLite file, but not one of a sweep; name another with --out")
-        if tables and version not in (1, FORMAT):
+        if tables and version not in range(1, FORMAT + 1):
             raise UserError(
                 f"{self.path}: written by another version of kvsim (tables {version}, known: {FORMAT}); "
                 "name another with --out"
@@ -162,8 +188,8 @@ class Store:
                 for statement in _TABLES.split(";"):
                     run(statement)
                 run(f"PRAGMA application_id = {_APPLICATION}")
-            elif version == 1:
-                for column in _ADDED_COLUMNS:
+            for column, since in _ADDED_COLUMNS.items():
+                if tables and version < since:
                     run(f"ALTER TABLE points ADD COLUMN {column}")
             run(f"PRAGMA user_version = {FORMAT}")
 
@@ -201,7 +227,8 @@ class Store:
         """Store finished runs, either all of them or none."""
         with self._transaction():
             self._connection.executemany(
-                f"INSERT INTO points ({_COLUMNS}) VALUES ({_MARKS})", (astuple(row) for row in rows)
+                f"INSERT INTO points ({_COLUMNS}, checksum) VALUES ({_MARKS})",
+                ((*astuple(row), _checksum(vars(row))) for row in rows),
             )
             self._connection.executemany("INSERT INTO timings VALUES (?, ?, ?, ?, ?)", timings)
 
@@ -215,6 +242,25 @@ class Store:
         """Return the digests of all stored runs, of earlier versions too."""
         with self._plain_errors():
             return {digest for (digest,) in self._connection.execute("SELECT digest FROM points")}
+
+    def drop_damaged(self) -> list[str]:
+        """Delete the runs that cannot be read, so that they are done again; return a line for each."""
+        damaged = {}
+        with self._transaction():
+            self._connection.text_factory = bytes
+            try:
+                for row in self._connection.execute(f"SELECT {_COLUMNS}, checksum FROM points"):
+                    named = dict(zip([*(field.name for field in fields(Row)), "checksum"], row, strict=True))
+                    if (fault := _fault_of(named)) is not None:
+                        which = ", ".join(
+                            [f"{key} {_shown(named[key])}" for key in ("policy", "settings", "replication")]
+                        )
+                        damaged[row[0]] = f"{self.path}: a damaged run ({which}): {fault}; it is done again"
+            finally:
+                self._connection.text_factory = str
+            digests = [(digest,) for digest in damaged]
+            self._connection.executemany("DELETE FROM points WHERE CAST(digest AS BLOB) = ?", digests)
+        return list(damaged.values())
 
     def rows(self) -> list[Row]:
         """Return the runs of the current sweep, sorted by number, policy and replication."""
@@ -246,6 +292,39 @@ class Store:
             yield
         except sqlite3.Error as e:
             raise UserError(f"{self.path}: {_plain_error(e)}") from None
+
+
+def _fault_of(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with a stored run, whose texts are bytes; None if it can be read."""
+    for name, value in row.items():
+        if name in ("number", "replication"):
+            if not isinstance(value, int) and not (name == "number" and value is None):
+                return f"{name} is no number"
+            continue
+        try:
+            text = value.decode()
+        except (UnicodeDecodeError, AttributeError):
+            return f"{name} is no text"
+        if (kind := _JSON.get(name)) is not None:
+            try:
+                whole = isinstance(json.loads(text), kind)
+            except (ValueError, RecursionError):
+                whole = False
+            if not whole:
+                return f"{name} is not the JSON of {'a list' if kind is list else 'an object'}"
+    checksum = row["checksum"].decode()
+    return None if checksum in ("", _checksum(row)) else "it is not what was stored"
+
+
+def _checksum(row: Mapping[str, Any]) -> str:
+    """A checksum of a run, whose texts may be bytes, as far as it stays as it was stored."""
+    texts = (row[field.name] for field in fields(Row) if field.name not in _POSITION)
+    kept = [text if isinstance(text, bytes) else text.encode() for text in texts]
+    return blake2b(repr(kept).encode(), digest_size=8).hexdigest()
+
+
+def _shown(value: Any) -> str:
+    return value.decode(errors="replace")[:80] if isinstance(value, bytes) else repr(value)
 
 
 def _plain_error(error: sqlite3.Error) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import check_precision
 from kvsim.experiments.fingerprint import code_version, digest_of, scenario_parts
+from kvsim.experiments.measures import measure_interval
 from kvsim.experiments.policy_code import describe_code
-from kvsim.experiments.store import Row, Store, SweepPosition, Timing
+from kvsim.experiments.store import DamageWarning, Row, Store, SweepPosition, Timing
 from kvsim.experiments.sweep_file import Point, SweepPlan, plan_sweep
 from kvsim.experiments.sweep_result import SweepResult
 from kvsim.experiments.sweep_task import RunTask, RunTasks, one_line
@@ -37,6 +39,7 @@ def sweep(
     show: str | Sequence[str] | None = None,
     max_failed: float | str | None = None,
     policies: Sequence[str | PolicyFactory] | None = None,
+    check: bool = False,
     **served: Any,
 ) -> SweepResult:
     """Run a sweep, given as a built-in name, a TOML file or its table (see ``sweep_file.SweepFile``).
@@ -44,7 +47,8 @@ def sweep(
     Runs that are already in ``out`` (by default ``results/NAME/sweep.sqlite``) are not repeated, so a sweep that was
     interrupted, or whose file was changed, continues where it can. ``workers``: number of processes, by default one per
     processor. ``dask``: the address of a dask scheduler whose workers execute the runs instead; they need the same
-    kvsim and the same files at the same paths. Neither changes any result. All other arguments are those of
+    kvsim and the same files at the same paths. Neither changes any result. ``check``: hold policies to their word at
+    every step, as ``run`` does; stored runs that were not held to it are made again. All other arguments are those of
     ``plan_sweep``; ``show`` and ``max_failed`` need no new runs.
 
     A run that fails, or whose settings are invalid, is stored with its error and stops nothing. Raises ``UserError``
@@ -72,7 +76,9 @@ def sweep(
     with Store(path) as store:
         if (name := store.name()) not in (None, plan.name):
             raise UserError(f"{path}: holds the sweep {name!r}, this one is {plan.name!r}; name another with --out")
-        tracker = _RunTracker(plan, store, progress)
+        for line in store.drop_damaged():
+            warnings.warn(line, DamageWarning, stacklevel=2)
+        tracker = _RunTracker(plan, store, progress, check)
         preload(point.scenario for point in plan.points if point.scenario is not None)
         while tasks := tracker.next_tasks():
             for finished in map_unordered(RunTasks(code_version(), tracker.plugins), _chunks(tasks), workers, dask):
@@ -89,8 +95,9 @@ def default_store(plan: SweepPlan) -> Path:
 class _RunTracker:
     """Keeps track of which runs are wanted, which are stored, and which are still missing."""
 
-    def __init__(self, plan: SweepPlan, store: Store, progress: SweepProgress | None):
+    def __init__(self, plan: SweepPlan, store: Store, progress: SweepProgress | None, check: bool):
         self._plan = plan
+        self._check = check
         self._store = store
         self._progress = progress
         named = {name: describe_code(name) for name in plan.policies if name not in plan.factories}
@@ -165,36 +172,44 @@ class _RunTracker:
             self._replications[index] += more
         return tasks
 
-    def _further_replications(self, have: int, values: list[float] | None) -> int:
-        """How many replications to add to a point that has some; ``values`` are its measures, None if unknown."""
+    def _further_replications(self, have: int, runs: list[Row] | None) -> int:
+        """How many replications to add to a point that has some; ``runs``: None if the measure is unknown in one."""
         file = self._plan.file
         if not have:
             return file.replications
-        if file.stop is None or values is None:
+        if file.stop is None or runs is None:
             return 0
         rule, least = file.stop, max(file.replications, 2)
-        if check_precision(values, rule.within, rule.level, least, rule.most).done:
+        values = [json.loads(row.measures)[rule.measure] for row in runs]
+        interval = measure_interval(rule.measure, values, rule.level, [row.latencies() for row in runs])
+        if check_precision(interval, len(runs), rule.within, least, rule.most).done:
             return 0
         return min(max(have // 4, 1), rule.most - have)
 
-    def _measured(self) -> dict[tuple[int, str], list[float]]:
-        """The stopping rule's measure, by number and policy, of each point where all runs have it."""
+    def _measured(self) -> dict[tuple[int, str], list[Row]]:
+        """The runs, by number and policy, of each point where all have the stopping rule's measure."""
         if self._plan.file.stop is None:
             return {}
         measure = self._plan.file.stop.measure
-        by_point: dict[tuple[int, str], list[float | None]] = {}
+        by_point: dict[tuple[int, str], list[Row]] = {}
+        unknown = set()
         for row in self._store.rows():
-            by_point.setdefault((row.number or 0, row.policy), []).append(json.loads(row.measures).get(measure))
-        return {key: [v for v in values if v is not None] for key, values in by_point.items() if None not in values}
+            key = (row.number or 0, row.policy)
+            by_point.setdefault(key, []).append(row)
+            if json.loads(row.measures).get(measure) is None:
+                unknown.add(key)
+        return {key: rows for key, rows in by_point.items() if key not in unknown}
 
     def _task(self, point: Point, r: int) -> RunTask:
         scenario, file = point.replication(r), self._plan.file
         slo = None if file.slo is None else file.slo.model_dump()
         parts = scenario_parts(scenario, self._codes.get(point.policy))
-        digest = digest_of(code_version(), parts, file.warmup, slo)
+        digest = digest_of(code_version(), parts, file.warmup, slo, *(["check"] if self._check else []))
         settings = self._settings[point.number]
         factory = self._plan.factories.get(point.policy)
-        return RunTask(digest, point.number, r, point.policy, settings, scenario, file.warmup, file.slo, factory)
+        return RunTask(
+            digest, point.number, r, point.policy, settings, scenario, file.warmup, file.slo, factory, self._check
+        )
 
     def _invalid_row(self, point: Point) -> Row:
         """The stored row of a point with invalid settings."""

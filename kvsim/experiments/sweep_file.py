@@ -24,7 +24,8 @@ from kvsim.costs.load_profile import load_profile
 from kvsim.errors import UserError, choices, no_such, unknown
 from kvsim.experiments.measures import NEED_OBJECTIVES, Objectives, measure_called, share_of_requests
 from kvsim.experiments.sweep_design import AXIS_ACCEPTED, Axis, Scalar, Span, count_settings, lay_out, listed
-from kvsim.scenario.device_defaults import table_on
+from kvsim.scenario.builtin import builtin_names
+from kvsim.scenario.device_defaults import left_aside, table_on
 from kvsim.scenario.scenario import Scenario, check_name, name_of, read, read_toml, set_key, validated
 from kvsim.scenario.section import Section
 from kvsim.scenario.serving_sections import PolicyName
@@ -218,9 +219,9 @@ def plan_sweep(
     data, callables = _without_callables(data)
     file = _checked(data, label)
     base, base_folder = _base(file, label, folder)
-    base = table_on(base, served.pop("model", None), served.pop("device", None))
+    base = table_on(base, served.pop("model", None), served.pop("device", None), served.get("machine__engine"))
     for key, value in served.items():
-        set_key(label, base, key.split("__"), value)
+        set_key(label, base, key.split("__"), copy.deepcopy(value))
     if seed is not None:
         base["seed"] = seed
     own = validated(base, label, base_folder)
@@ -243,12 +244,21 @@ def plan_sweep(
         own.build_workload()
         load_profile(own.machine.profile, own.folder)
     if not any(key.startswith(("model.", "machine.", "cache.type_")) for key in file.axes):
-        from kvsim.simulation.run import profile_of
+        from kvsim.simulation.set_up import profile_of
 
         profile_of(own)
     points = tuple(_points(file.name, base, base_folder, settings, names, own, served))
     _refuse_invalid_values(file, label, points, factories)
     return SweepPlan(file, points, factories)
+
+
+def left_of(source: str, device: str, engine: str | None) -> str:
+    """A line for what a user's own scenario in a sweep says and ``device`` replaces, axes aside; empty if nothing."""
+    data, label, folder = _read(source)
+    file = _checked(data, label)
+    if source in builtin_sweeps() or (file.base is None and str(file.scenario) in builtin_names()):
+        return ""
+    return left_aside(label, _base(file, label, folder)[0], device, engine, but=file.axes)
 
 
 def _folder() -> Any:
@@ -350,7 +360,7 @@ def _with_names(
     file: SweepFile, callables: dict[str, PolicyFactory], label: str, base: Scenario
 ) -> tuple[SweepFile, dict[str, PolicyFactory]]:
     """The file with the names that callables give their policies, and the callables by these. Raises ``UserError``."""
-    from kvsim.simulation.run import build_policy
+    from kvsim.simulation.set_up import build_policy
 
     names: dict[str, str] = {}
     factories: dict[str, PolicyFactory] = {}
@@ -388,7 +398,7 @@ def _points(
         device = row.get("machine.device")
         table = table_on(copy.deepcopy(base), None, device if isinstance(device, str) else None)
         for key, value in served.items():  # Not of the device that is left behind.
-            set_key(name, table, key.split("__"), value)
+            set_key(name, table, key.split("__"), copy.deepcopy(value))
         for key, value in row.items():
             set_key(f"{name}: axes", table, key.split("."), value)
         fault, scenario = "", None
@@ -398,8 +408,10 @@ def _points(
             fault = str(e)
         for policy in policies:
             under = policy or str(row.get("cache.policy", own.cache.policy))
-            cache = scenario and scenario.cache.model_copy(update={"policy": under})
-            yield Point(number, under, row, scenario and scenario.model_copy(update={"cache": cache}), fault)
+            try:
+                yield Point(number, under, row, scenario and scenario.under(under), fault)
+            except UserError as e:
+                yield Point(number, under, row, None, str(e))
 
 
 def _refuse_invalid_values(

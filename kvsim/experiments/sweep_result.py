@@ -15,9 +15,10 @@ import numpy as np
 from kvsim.costs.load_profile import load_profile
 from kvsim.errors import UserError, counted
 from kvsim.experiments.conclusions import conclude_sweep
-from kvsim.experiments.estimates import LEVEL, check_precision, replication_interval
+from kvsim.experiments.estimates import LEVEL, check_precision
 from kvsim.experiments.measures import MEASURES, MORE_IS_BETTER, WITHOUT_INTERVAL, measure_called, measure_interval
 from kvsim.experiments.policy_code import plugins_used
+from kvsim.experiments.pooled_percentiles import LatencySketches
 from kvsim.experiments.ranking import (
     BOUND,
     NotRanked,
@@ -26,12 +27,13 @@ from kvsim.experiments.ranking import (
     rank,
     reason_not_to_rank,
 )
-from kvsim.experiments.shared_warnings import share_warnings
+from kvsim.experiments.shared_warnings import share_assumptions, share_warnings
 from kvsim.experiments.store import Row, written_names
 from kvsim.experiments.sweep_file import SweepPlan
 from kvsim.results import results_folder
 from kvsim.scenario.assumptions import assumptions
-from kvsim.simulation.summary import failure_lines
+from kvsim.scenario.without_effect import effect_lines, without_effect
+from kvsim.simulation.summary import failure_lines, servers_behind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,8 +94,30 @@ class SweepResult:
     @cached_property
     def assumed(self) -> tuple[str, ...]:
         """What the runs assumed of engines because the sweep does not say, a line for each."""
-        scenarios = (point.scenario for point in self.plan.points if point.scenario is not None)
-        return tuple(dict.fromkeys(line for scenario in scenarios for line in assumptions(scenario)))
+        scenarios = [point.scenario for point in self.plan.points if point.scenario is not None]
+        lines = (line for scenario in scenarios for line in assumptions(scenario))
+        idle = effect_lines((scenario.cache.policy, without_effect(scenario)) for scenario in scenarios)
+        return (*share_assumptions(lines), *dict.fromkeys(idle))
+
+    @property
+    def schedulers(self) -> dict[str, list[str]]:
+        """The policies that run under each scheduler."""
+        found: dict[str, list[str]] = {}
+        for scenario in (point.scenario for point in self.plan.points if point.scenario is not None):
+            policies = found.setdefault(scenario.server.scheduler, [])
+            if scenario.cache.policy not in policies:
+                policies.append(scenario.cache.policy)
+        return found
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """How many servers there are behind which routers, where there are several."""
+        found: dict[str, list[int]] = {}
+        for cluster in (point.scenario.cluster for point in self.plan.points if point.scenario is not None):
+            found.setdefault(cluster.router, []).append(cluster.size)
+        return tuple(
+            servers_behind(max(sizes), router, least=min(sizes)) for router, sizes in found.items() if max(sizes) > 1
+        )
 
     @cached_property
     def runs(self) -> pd.DataFrame:
@@ -117,8 +141,8 @@ class SweepResult:
     def table(self) -> pd.DataFrame:
         """One row per point and policy, with intervals over its replications.
 
-        The columns are number, policy, the axes, the numbers of ``replications`` and of ``failed`` runs, the mean of
-        each measure with ``_low`` and ``_high`` (``measures.measure_interval``; infinite for one replication), and a
+        The columns are number, policy, the axes, the numbers of ``replications`` and of ``failed`` runs, each
+        measure with ``_low`` and ``_high`` (``measures.measure_interval``; infinite for one replication), and a
         ``verdict``, which says why a row should not be trusted or missed the stopping rule. Flags and settings
         (``measures.WITHOUT_INTERVAL``) have no interval. Times are in seconds; unknown values are NaN.
         """
@@ -136,7 +160,7 @@ class SweepResult:
             row_: dict[str, Any] = {"number": point.number, "policy": point.policy, **point.settings, **counts}
             if group is not None:
                 for measure in MEASURES:
-                    row_ |= self._interval(measure, group[measure].to_numpy())
+                    row_ |= self._interval(measure, group)
             remarks = filter(None, (self._missed_precision(group), _verdict(group, n_failed)))
             rows.append({**row_, "verdict": "; ".join(remarks)})
         ends = [
@@ -148,13 +172,26 @@ class SweepResult:
             rows, columns=["number", "policy", *self.plan.axes, "replications", "failed", *ends, "verdict"]
         )
 
-    def _interval(self, measure: str, values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
-        known = values[~np.isnan(values)]
+    def _interval(self, measure: str, group: pd.DataFrame) -> dict[str, float]:
+        known = group[measure].dropna().to_numpy()
         if not len(known):
             return {}
         if measure in WITHOUT_INTERVAL:
             return {measure: float(known.mean())}
-        return measure_interval(measure, known, self.level).columns(measure)
+        return measure_interval(measure, known, self.level, self._latencies_of(group)).columns(measure)
+
+    def _latencies_of(self, group: pd.DataFrame) -> list[LatencySketches]:
+        """The latencies of each of a point's runs."""
+        return self._latencies[int(group["number"].iloc[0]), str(group["policy"].iloc[0])]
+
+    @cached_property
+    def _latencies(self) -> dict[tuple[int, str], list[LatencySketches]]:
+        """The latencies of each finished run, by number and policy of its point."""
+        found: dict[tuple[int, str], list[LatencySketches]] = {}
+        for row in self.rows:
+            if row.status == "done":
+                found.setdefault((row.number or 0, row.policy), []).append(row.latencies())
+        return found
 
     def _missed_precision(self, group: pd.DataFrame | None) -> str:
         """By how much a point's runs missed the stopping rule; empty if they met it, or there is none."""
@@ -164,9 +201,11 @@ class SweepResult:
         values = group[rule.measure].to_numpy(dtype=float)
         if np.isnan(values).any():
             return f"{counted(len(values), 'run')}, {rule.measure} unknown in {int(np.isnan(values).sum())}"
-        if check_precision(values, rule.within, rule.level, max(self.plan.file.replications, 2), rule.most).precise:
+        interval = measure_interval(rule.measure, values, rule.level, self._latencies_of(group))
+        least = max(self.plan.file.replications, 2)
+        if check_precision(interval, len(values), rule.within, least, rule.most).precise:
             return ""
-        return f"{counted(len(values), 'run')}, still ±{100 * replication_interval(values, rule.level).relative:.1f} %"
+        return f"{counted(len(values), 'run')}, still ±{100 * interval.relative:.1f} %"
 
     @property
     def imprecise(self) -> int:
@@ -177,7 +216,7 @@ class SweepResult:
     @cached_property
     def forgetful(self) -> tuple[str, ...]:
         """Policies that drop tokens."""
-        from kvsim.simulation.run import build_policy
+        from kvsim.simulation.set_up import build_policy
 
         drops: dict[str, bool] = {}
         for point in self.plan.points:
@@ -254,11 +293,13 @@ class SweepResult:
         rows = []
         settings = {point.number: point.settings for point in self.plan.points}
         left_out = self.left_out
+        measure = self.measure if measure is None else measure_called(measure)
+        values = self.table.set_index(["number", "policy"])[measure].to_dict()
         for number, ranking in self.rankings(measure).items():
-            value = ranking.values[ranking.names.index(ranking.best)]
             groups = self._identical.get(number, ())
             alike = [p for group in groups if ranking.best in group for p in group if p != ranking.best]
-            row = {"number": number, **settings[number], "best": ranking.best, "value": value}
+            row = {"number": number, **settings[number], "best": ranking.best}
+            row["value"] = values[number, ranking.best]
             row["identical"] = ", ".join(alike)
             if ranking.runner_up is not None:
                 ratio = ranking.comparison.ratios[ranking.names.index(ranking.runner_up)]
@@ -326,6 +367,8 @@ class SweepResult:
             "shown": list(self.shown),
             "level": self.level,
             "basis": basis_of(self.plan),
+            "schedulers": self.schedulers,
+            "servers": list(self.servers),
             "assumed": list(self.assumed),
             "conclusion": self.conclusion(),
             "warnings": list(self.warnings),

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvsim.errors import UserError
 from kvsim.experiments.fingerprint import code_version
-from kvsim.experiments.measures import Objectives, WarmupRule, measures, times_digest
+from kvsim.experiments.measures import Objectives, WarmupRule, latency_sketches, measures, times_digest
 from kvsim.experiments.policy_code import describe_code
 from kvsim.experiments.store import Row, Timing
 from kvsim.scenario.scenario import Scenario
@@ -37,6 +37,8 @@ class RunTask:
     slo: Objectives | None
     factory: PolicyFactory | None = None
     """What builds the policy, where that was given as a callable."""
+    check: bool = False
+    """Whether the policy is held to its word at every step."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,9 @@ def _run(task: RunTask) -> Row:
     scenario = task.scenario
     known = (task.digest, task.number, task.replication, task.policy, task.settings, scenario.to_toml())
     try:
-        result = run(scenario, policy=task.factory, detail="rows")
+        result = run(scenario, policy=task.factory, detail="rows", check=task.check)
         measured, times = measures(result, task.warmup, task.slo), times_digest(result)
+        sketches = latency_sketches(result, int(measured["warmup_requests"] or 0))
     except (UserError, WorkloadError) as e:
         return Row(*known, "failed", error=one_line(str(e)))
     except Exception as e:  # Any other error is stored and reported at the end; it must not stop the other runs.
@@ -86,6 +89,7 @@ def _run(task: RunTask) -> Row:
         json.dumps(summary, allow_nan=False),
         warnings=json.dumps(result.warnings),
         times=times,
+        sketches=json.dumps(sketches),
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from pydantic import PrivateAttr
 
 from kvsim.errors import UserError, counted
+from kvsim.experiments.length_tail import Headroom, headroom
 from kvsim.scenario.named_workloads import named_section
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
 from kvsim.scenario.rate_scaling import scale_rate
@@ -37,6 +38,13 @@ class TrafficSummary:
     mean: float
     reuse: bool | None
     """Whether prompts may share prefixes; None if the workload does not say."""
+    room: Headroom | None = None
+    """How long requests may become that a trace does not have; None for workloads that say how long they are."""
+
+    @property
+    def needed(self) -> int:
+        """Tokens that a request may need."""
+        return self.longest if self.room is None else self.room.tokens
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,10 @@ class Traffic:
     """
     offered: OfferedLoad | None = None
     """At the load asked about; None in a closed loop, where requests come as others end, and where all come at once."""
+    context: int | None = None
+    """The most tokens that a request may need; longer ones are left out. None: all are served."""
+    beyond: str = ""
+    """What is left out because the model cannot hold it, in words; empty for nothing."""
 
     @property
     def users(self) -> int | None:
@@ -135,7 +147,34 @@ class Traffic:
         if self.scalable and factor != 1:
             table = scale_rate(table, factor)
         table[self.scenario.workload.count_key] = count
-        return load_scenario(scenario, workload=table, seed=(self.scenario.seed + replication) % 2**63), None
+        scenario = load_scenario(scenario, workload=table, seed=(self.scenario.seed + replication) % 2**63)
+        return scenario, None if self.context is None else _within(scenario.build_workload(), self.context)
+
+    def within(self, context: int | None, whose: str) -> Traffic:
+        """The traffic without requests that need more tokens than a model's context, with what is said of these.
+
+        Raises ``UserError`` if none are left.
+        """
+        if context is None or self.summary.longest <= context:
+            return self
+        streams: Sequence[Workload] = self.windows or [
+            load_scenario(self.scenario, seed=(self.scenario.seed + r) % 2**63).build_workload()
+            for r in range(self.replications)
+        ]
+        needs = [(r.prompt_tokens, r.prompt_tokens + r.output_tokens) for stream in streams for r in stream]
+        long = [prompt for prompt, needed in needs if needed > context]
+        kept = [needed for _, needed in needs if needed <= context]
+        prompts = sum(prompt >= context for prompt in long)
+        said = (
+            f"{len(long) / len(needs):.1%} of the requests ({len(long):,} of {len(needs):,}) need more than the "
+            f"{context:,} tokens of {whose}, {prompts:,} for the prompt alone: no setting can serve them; what follows "
+            "is of the rest"
+        )
+        if not kept:
+            raise UserError(said.replace("; what follows is of the rest", ""))
+        windows = tuple(_within(window, context) for window in self.windows)
+        summary = _summary(kept, bool(self.summary.reuse), "unknown" if self.summary.reuse is None else "tokens")
+        return replace(self, windows=windows, summary=summary, context=context, beyond=said)
 
 
 def read_traffic(
@@ -178,6 +217,12 @@ def read_traffic(
     return Traffic(
         scenario, requests, (), replications, search, summary, scalable, note, largest_factor=largest, offered=offered
     )
+
+
+def _within(stream: Workload, context: int) -> InMemoryRequests:
+    """The requests of a stream that need no more tokens than a context."""
+    kept = tuple(r for r in stream if r.prompt_tokens + r.output_tokens <= context)
+    return InMemoryRequests(kept, users=stream.users, prefixes=stream.prefixes)
 
 
 def _seeds(first: int, last: int) -> str:
@@ -238,7 +283,7 @@ def _of_trace(scenario: Scenario, replications: int, requests: int | None, most:
         windows,
         len(windows),
         search,
-        _summary(lengths, reuse, stream.prefixes),
+        _summary(lengths, reuse, stream.prefixes, of_trace=True),
         True,
         note,
         remarks,
@@ -269,14 +314,15 @@ def _offered(streams: Iterable[Workload]) -> OfferedLoad | None:
 def _largest_factor(requests: Iterable[Request], users: int | None) -> float:
     """Largest multiple of the load that the requests can make (see ``Traffic``), at least 1."""
     starts: dict[int, float] = {}
-    count, thinking_s = 0, 0.0
+    alone, thinking_s = 0, 0.0
     for request in requests:
-        count += 1
-        if request.session is not None:
+        if request.session is None:
+            alone += 1
+        else:
             starts.setdefault(request.session, request.arrival_s)
             thinking_s += request.think_s
     if users is not None:
-        return max(count / users, 1.0)
+        return max((alone + len(starts)) / users, 1.0)
     if not thinking_s:
         return math.inf
     # All conversations are open at once where they begin within the mean time that one lasts.
@@ -301,7 +347,8 @@ def _summarise(streams: Sequence[Workload]) -> TrafficSummary:
     return _summary(lengths, reuse, prefixes)
 
 
-def _summary(lengths: Sequence[int], reuse: bool, prefixes: Prefixes) -> TrafficSummary:
+def _summary(lengths: Sequence[int], reuse: bool, prefixes: Prefixes, of_trace: bool = False) -> TrafficSummary:
     p95, p99 = np.quantile(lengths, (0.95, 0.99), method="higher").tolist()
     known = None if prefixes == "unknown" else reuse
-    return TrafficSummary(len(lengths), max(lengths), int(p99), int(p95), float(np.mean(lengths)), known)
+    room = headroom(lengths) if of_trace else None
+    return TrafficSummary(len(lengths), max(lengths), int(p99), int(p95), float(np.mean(lengths)), known, room)

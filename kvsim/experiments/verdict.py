@@ -10,6 +10,7 @@ from typing import Any
 from kvsim.experiments.conclusions import conclude
 from kvsim.experiments.estimates import LEVEL, Interval, paired_difference, paired_ratio
 from kvsim.experiments.measures import Measures, failed_requests, measure_interval
+from kvsim.experiments.pooled_percentiles import LatencySketches
 from kvsim.experiments.ranking import (
     BOUND,
     NotRanked,
@@ -107,15 +108,17 @@ def judge(
     clairvoyant: Sequence[str] = (),
     max_failed: float = 0.0,
     times: Mapping[str, Sequence[str]] | None = None,
+    sketches: Mapping[str, Sequence[LatencySketches]] | None = None,
 ) -> Verdict:
     """Draw conclusions from the runs of several policies, the r-th of each on the same requests.
 
     ``forgetful``: policies that drop tokens; where one is best, the conclusion says as well which of the others is.
     ``clairvoyant``: policies that know what no server knows, and are not ranked. ``max_failed``: share of its requests
     that a policy may have failed and still be ranked. ``times``: digests of the times of all requests, one for each
-    run; policies are called identical where all of them are equal.
+    run; policies are called identical where all of them are equal. ``sketches``: of the latencies of each run, for the
+    intervals of percentiles.
     """
-    intervals = {policy: _intervals(each, level) for policy, each in runs.items()}
+    intervals = {policy: _intervals(each, level, (sketches or {}).get(policy, ())) for policy, each in runs.items()}
     means = {p: values for p, each in runs.items() if (values := replication_values(each, "e2e_mean")) is not None}
     reasons = {policy: reason_not_to_rank(each, max_failed) for policy, each in runs.items() if policy != BOUND}
     reasons |= {policy: NotRanked("is told lengths in advance") for policy in clairvoyant if policy in reasons}
@@ -143,6 +146,6 @@ def judge(
     return Verdict(runs, *found, tuple(forgetful), max_failed)
 
 
-def _intervals(runs: Sequence[Measures], level: float) -> dict[str, Interval]:
+def _intervals(runs: Sequence[Measures], level: float, sketches: Sequence[LatencySketches]) -> dict[str, Interval]:
     values = {measure: replication_values(runs, measure) for measure in _WITH_INTERVAL}
-    return {measure: measure_interval(measure, v, level) for measure, v in values.items() if v is not None}
+    return {measure: measure_interval(measure, v, level, sketches) for measure, v in values.items() if v is not None}

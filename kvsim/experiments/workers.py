@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import logging
 import multiprocessing
 import os
 import pickle
@@ -11,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
@@ -30,6 +33,8 @@ Done = TypeVar("Done")
 PluginFiles = tuple[tuple[str, str], ...]
 """Files with policies of the user's own, each with the digest of its code."""
 
+_PR_SET_PDEATHSIG = 1
+"""Number of the option of Linux's ``prctl`` that sets the signal a process gets when its parent ends."""
 _CONNECT_S = 10
 """Seconds in which a dask scheduler must answer."""
 
@@ -48,7 +53,7 @@ def preload(scenarios: Iterable[Scenario]) -> None:
     """Import here what runs of these scenarios need, rather than in each process that is forked from this one."""
     if not can_fork():
         return
-    from kvsim.simulation.run import build_policy
+    from kvsim.simulation.set_up import build_policy
 
     for scenario in {scenario.cache.policy: scenario for scenario in scenarios}.values():
         with suppress(UserError):  # The run itself will say so.
@@ -146,6 +151,8 @@ def _begin_fork(parent: int, work: Callable[[Any], Any], jobs: Sequence[Any]) ->
     # What the parent had is neither searched for garbage nor, for that, copied.
     gc.freeze()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # The system ends it with its parent, at once and even where compiled code never lets another thread look.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _prepare_worker(parent)
 
 
@@ -174,6 +181,8 @@ def _in_loky(
     """In new processes, which import what they need."""
     import joblib
 
+    # A worker that ended for lack of work as more came: another takes its place, and no result changes.
+    warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
     in_a_worker = partial(_in_a_worker, os.getpid(), loaded_files())
     calls = (joblib.delayed(in_a_worker)(work, job) for job in jobs)
     with joblib.parallel_config("loky", inner_max_num_threads=1):
@@ -185,7 +194,9 @@ def _in_loky(
 
 def _on_dask(work: Callable[[Job], Done], jobs: Sequence[Job], address: str) -> Iterator[Done]:
     try:
-        from distributed import Client, KilledWorker
+        from concurrent.futures import CancelledError as Cancelled
+
+        from distributed import CancelledError, Client, KilledWorker
         from distributed import as_completed as completed
     except ImportError:
         raise UserError(f"dask is not installed; install it with: {install_extra('dask')}") from None
@@ -194,6 +205,7 @@ def _on_dask(work: Callable[[Job], Done], jobs: Sequence[Job], address: str) -> 
     except (OSError, ValueError) as e:
         reason = str(e).splitlines()[0] if str(e) else type(e).__name__
         raise UserError(f"{address}: no dask scheduler answers there: {reason}") from None
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # What goes wrong is said below, in a line.
     with client:
         futures = client.map(partial(_with_plugins, loaded_files(), partial(_with_one_thread, work)), jobs, pure=False)
         try:
@@ -201,6 +213,9 @@ def _on_dask(work: Callable[[Job], Done], jobs: Sequence[Job], address: str) -> 
                 yield future.result()
         except KilledWorker:
             raise UserError(f"{address}: workers die during these runs, perhaps because memory ran out") from None
+        except (CancelledError, Cancelled, OSError, TimeoutError):
+            advice = "start it again, or leave out --dask, and give the same command: finished runs are kept"
+            raise UserError(f"{address}: the dask scheduler was lost; {advice}") from None
         finally:
             client.cancel([future for future in futures if not future.done()])
 

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from kvsim.model.storage_types import row_bytes, weight_bytes
+from kvsim.model.gguf_tensors import GgufTensor
+from kvsim.model.storage_types import SERVED_TYPES, row_bytes, weight_bytes
 
 Kind = Literal["full", "window", "latent"]
 
@@ -39,6 +40,11 @@ class AttentionGroup:
         return self.score_width or self.k_head + self.v_head
 
     @property
+    def kv_heads(self) -> int:
+        """Heads of K that can be divided over devices, each of which holds at least one; a latent is not divided."""
+        return 1 if self.kind == "latent" else self.k_row // self.k_head
+
+    @property
     def title(self) -> str:
         """Description for tables, with the number of layers."""
         what = {"full": "full attention", "window": f"window of {self.window or 0:,}", "latent": "latent"}[self.kind]
@@ -54,12 +60,15 @@ class PassWeights:
     """Their storage type; ``default`` is the type that users may choose."""
     stored: int | None = None
     """Their bytes, if read from a GGUF file."""
+    kept: int = 0
+    """How many are published in 16 bits although the others are narrower."""
 
     def bytes(self, chosen: str) -> int:
         """Their size, where ``chosen`` is the type of ``default`` weights."""
         if self.stored is not None:
             return self.stored
-        return weight_bytes(chosen if self.kind == "default" else self.kind, self.numbers)
+        kept = self.kept if chosen in SERVED_TYPES else 0
+        return 2 * kept + weight_bytes(chosen if self.kind == "default" else self.kind, self.numbers - kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,10 @@ class MemoryShape:
     experts_per_token: int = 0
     qk_norm: bool = False
     """Whether queries and keys have norms of their own."""
+    whole_qk_norm: bool = False
+    """Whether these are over all heads together, which devices that share a layer must tell each other of."""
+    tensors: tuple[GgufTensor, ...] = ()
+    """The matrices that a GGUF file of it would have, if its config.json says; all else in it is f32."""
 
     @property
     def titles(self) -> tuple[str, ...]:

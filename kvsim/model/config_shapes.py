@@ -15,9 +15,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from kvsim.errors import UserError
+from kvsim.errors import LIMITS, UserError
 from kvsim.model.attention_groups import AttentionGroup, MemoryShape, PassWeights
 from kvsim.model.gguf_file import LARGEST, LARGEST_LAYERS
+from kvsim.model.gguf_tensors import GgufTensor, gguf_tensors
+from kvsim.model.published_weights import kept_numbers, stored_type
 
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
 Count = Annotated[int, Field(ge=0)]
@@ -171,7 +173,9 @@ class ModelConfig(BaseModel):
             if getattr(self, key) is None:
                 raise ValueError(f"{key}: field required where model_type is {self.model_type}")
         if self.decoder_sparse_step != 1 or self.moe_layer_freq != 1 or self.mlp_only_layers:
-            raise ValueError("decoder_sparse_step, moe_layer_freq and mlp_only_layers: only 1, 1 and [] are accepted")
+            raise ValueError(
+                "decoder_sparse_step, moe_layer_freq and mlp_only_layers: only 1, 1 and [] are accepted" + LIMITS
+            )
         return self
 
     @property
@@ -207,6 +211,11 @@ class ModelConfig(BaseModel):
         used = self.d_expert * ((self.num_experts_per_tok or 1) + (self.n_shared_experts or 0))
         return max(used, self.intermediate_size if self.first_k_dense_replace else 0)
 
+    @property
+    def tied(self) -> bool:
+        """Whether the table of embeddings is the head too."""
+        return self.family.tied if self.tie_word_embeddings is None else self.tie_word_embeddings
+
     def groups(self) -> tuple[AttentionGroup, ...]:
         """The groups of layers that cache alike. Raises ``ValueError`` for layers that are not planned."""
         if self.kv_lora_rank is not None:
@@ -231,7 +240,7 @@ class ModelConfig(BaseModel):
             if other := set(self.layer_types) - {"full_attention", "sliding_attention"}:
                 raise ValueError(
                     f"layer_types: {min(other)!r:.40} is not planned (recurrent, chunked or hybrid layers are not); "
-                    "full_attention and sliding_attention are accepted"
+                    f"full_attention and sliding_attention are accepted{LIMITS}"
                 )
             windowed = [kind == "sliding_attention" for kind in self.layer_types]
             if any(windowed) and window is None:
@@ -249,9 +258,8 @@ class ModelConfig(BaseModel):
     def count(self) -> tuple[int, int]:
         """Number of weights outside and inside the matrices of experts (transformers, ``modeling_*.py``)."""
         d, n, ff, family = self.hidden_size, self.num_hidden_layers, self.intermediate_size, self.family
-        tied = family.tied if self.tie_word_embeddings is None else self.tie_word_embeddings
-        outside = self.vocab_size * d * (1 if tied else 2) + d
-        attention = self._attention_weights() + family.norms * d
+        outside = self.vocab_size * d * (1 if self.tied else 2) + d
+        attention = self.attention_weights() + family.norms * d
         dense = 3 * d * ff + (2 * ff + d) * self.mlp_bias
         if not self.n_experts:
             return outside + n * (attention + dense), 0
@@ -268,14 +276,19 @@ class ModelConfig(BaseModel):
         """The weights outside experts, in experts and in the head (``MemoryShape``)."""
         numbers, experts = self.count()
         table = self.vocab_size * self.hidden_size
-        tied = self.family.tied if self.tie_word_embeddings is None else self.tie_word_embeddings
+        narrow = self.type_of_experts
+        kept = (0, 0) if narrow else kept_numbers(self.quantization_config or {}, self.tensors())
         return (
-            PassWeights(numbers - table * (1 if tied else 2)),
-            PassWeights(experts, self._type_of_experts() or "default"),
+            PassWeights(numbers - table * (1 if self.tied else 2), kept=kept[0]),
+            PassWeights(experts, narrow or "default", kept=kept[1]),
             PassWeights(table),
         )
 
-    def _attention_weights(self) -> int:
+    def tensors(self) -> tuple[GgufTensor, ...]:
+        """The matrices that a GGUF file of it would have."""
+        return gguf_tensors(self, tied=self.tied, experts_as=self.type_of_experts)
+
+    def attention_weights(self) -> int:
         """Weights of the attention of one layer, biases and norms of queries and keys included."""
         d, heads, family = self.hidden_size, self.num_attention_heads, self.family
         if self.kv_lora_rank is not None:
@@ -291,7 +304,8 @@ class ModelConfig(BaseModel):
         norms = q + kv if family.whole_qk_norm else 2 * self.d_head
         return weights + norms * family.qk_norm + heads * family.sinks
 
-    def _type_of_experts(self) -> str | None:
+    @property
+    def type_of_experts(self) -> str | None:
         """The type of the matrices of experts where they alone are converted (``modules_to_not_convert``, ``ignore``),
         as in gpt-oss and Kimi K2.5; None otherwise."""
         told = self.quantization_config or {}
@@ -307,13 +321,12 @@ class ModelConfig(BaseModel):
         numbers, experts = self.count()
         stated = self.torch_dtype or self.dtype
         default = _DTYPES.get(stated or "bfloat16", "")
-        method = (self.quantization_config or {}).get("quant_method")
-        if narrow := self._type_of_experts():
+        told = self.quantization_config or {}
+        method = told.get("quant_method")
+        if narrow := self.type_of_experts:
             return {"default": numbers, narrow: experts}, default
-        if method == "fp8":
-            default = "fp8"
-        elif method not in (None, "mxfp4"):
-            default = f"quant_method {method!r:.40}"
+        if method not in (None, "mxfp4"):
+            default = stored_type(told) or f"quant_method {method!r:.40}"
         elif method is None and not default:
             default = f"torch_dtype {stated!r:.40}"
         return {"default": numbers + experts}, default
@@ -326,7 +339,9 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemorySha
     kind = {"gemma3": "gemma3_text"}.get(kind, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in _FAMILIES:
         known = ", ".join(_FAMILIES)
-        raise UserError(f"{source}: model_type is {kind!r:.40}; its layers are not known here; accepted: {known}")
+        raise UserError(
+            f"{source}: model_type is {kind!r:.40}; its layers are not known here; accepted: {known}{LIMITS}"
+        )
     family = _FAMILIES[kind]
     try:
         config = ModelConfig.model_validate({**dict(family.defaults), **fields, "model_type": kind})
@@ -356,6 +371,8 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemorySha
         n_experts=config.n_experts,
         experts_per_token=(config.num_experts_per_tok or 1) if config.n_experts else 0,
         qk_norm=family.qk_norm,
+        whole_qk_norm=family.whole_qk_norm,
+        tensors=config.tensors(),
     )
 
 

@@ -30,6 +30,8 @@ class EngineVersion:
     """The most tokens in a forward pass (``--ubatch-size``); in vLLM each step is one pass."""
     flash_attention: bool
     """Whether attention skips the cells of other sequences."""
+    scheduler: str
+    """The scheduler of its server, which runs under its presets where a scenario names none."""
     unified: bool
     """Whether all slots share one cache when their number is given."""
     equal_shares: bool
@@ -71,13 +73,27 @@ KV_UNIFIED_SINCE = 5913
 
 
 LLAMACPP_B4666 = EngineVersion(
-    "llama.cpp", "b4666", 4666, 2048, 512, flash_attention=False, unified=True, equal_shares=True, threshold=0.1
+    *("llama.cpp", "b4666", 4666, 2048, 512),
+    scheduler="llama-server-b4875",
+    flash_attention=False,
+    unified=True,
+    equal_shares=True,
+    threshold=0.1,
 )
 LLAMACPP_B6975 = EngineVersion(
-    "llama.cpp", "b6975", 6975, 2048, 512, flash_attention=True, unified=False, equal_shares=False
+    *("llama.cpp", "b6975", 6975, 2048, 512),
+    scheduler="llama-server",
+    flash_attention=True,
+    unified=False,
+    equal_shares=False,
 )
 VLLM_0_33_0 = EngineVersion(
-    "vLLM", "0.33.0", 0, 2048, 2048, flash_attention=True, unified=True, equal_shares=False, block_size=16
+    *("vLLM", "0.33.0", 0, 2048, 2048),
+    scheduler="vllm",
+    flash_attention=True,
+    unified=True,
+    equal_shares=False,
+    block_size=16,
 )
 
 PRESENT: dict[EngineName, EngineVersion] = {"llama.cpp": LLAMACPP_B6975, "vLLM": VLLM_0_33_0}

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from kvsim.errors import UserError
+from kvsim.errors import LIMITS, UserError
 from kvsim.model.attention_groups import AttentionGroup, MemoryShape, PassWeights
 from kvsim.model.gguf_file import LARGEST, LARGEST_LAYERS, GgufHeader, read_header
 
@@ -32,7 +32,7 @@ def shape_of_gguf(path: Path, name: str) -> MemoryShape:
     arch = fields.get("general.architecture")
     if not isinstance(arch, str) or arch not in _PATTERNS:
         known = ", ".join(_PATTERNS)
-        raise UserError(f"{path}: architecture {arch!r:.40}: its layers are not known here; accepted: {known}")
+        raise UserError(f"{path}: architecture {arch!r:.40}: its layers are not known here; accepted: {known}{LIMITS}")
     if fields.get("split.count", 1) not in (0, 1):
         raise UserError(f"{path}: split.count is {fields['split.count']!r:.40}; a file in one piece is accepted")
     keys = _Keys(header, arch)
@@ -93,7 +93,7 @@ class _Keys:
         if len(value) != self.n_layers or not fine:
             raise UserError(
                 f"{self.header.path}: {self.arch}.{key}: a list of {len(value)}; {self.n_layers} whole numbers from 1 "
-                f"to {LARGEST} are accepted (layers without attention, as in hybrid models, are not planned)"
+                f"to {LARGEST} are accepted (layers without attention, as in hybrid models, are not planned){LIMITS}"
             )
         return value
 

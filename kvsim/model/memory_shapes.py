@@ -6,6 +6,7 @@ header of a GGUF file.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from kvsim.model.config_shapes import read_config, shape_of_config, shipped_conf
 from kvsim.model.engine_shapes import MODEL_NAMES, SHAPES, gguf_path, is_engine_model
 from kvsim.model.gguf_file import read_header
 from kvsim.model.gguf_shapes import shape_of_gguf
+from kvsim.model.recorded_names import model_and_weights
+from kvsim.model.storage_types import SERVED_TYPES
 
 _OF_GGUF = ("llama", "qwen2", "qwen3", "phi3")
 """Architectures of GGUF files whose headers say all that a config.json must; ``model_type`` has the same names."""
@@ -28,7 +31,9 @@ def model_names() -> list[str]:
 def memory_shape(model: str) -> MemoryShape:
     """The shape of a shipped model, of ``smollm2``, of a ``config.json`` (or its folder) or of a GGUF file.
 
-    The models of kvsim's own engine, ``tiny`` and ``small``, are accepted too. Raises ``UserError``.
+    The models of kvsim's own engine, ``tiny`` and ``small``, are accepted too, and repositories that publish a shipped
+    model for engines on GPUs, whose names may say the type of its weights (``Qwen/Qwen2.5-72B-Instruct-AWQ``). Raises
+    ``UserError``.
     """
     name = _last_part(model)
     if model in SHAPES:
@@ -47,6 +52,10 @@ def memory_shape(model: str) -> MemoryShape:
             return _shape_of_file(Path(model) / "config.json")
     except (OSError, ValueError):
         pass
+    if published := _published(model):
+        known, kind = published
+        shape = memory_shape(known)
+        return replace(shape, default_type=kind) if kind else shape
     hint = did_you_mean(name, [*MODEL_NAMES, *model_names()])
     raise UserError(
         f"no model called {model!r:.80}; {f'{hint} There' if hint else 'there'} are {', '.join(MODEL_NAMES)}, those of "
@@ -67,7 +76,24 @@ def shape_name(model: str) -> str:
         return path.stem
     if path.name.lower() in shipped_configs():
         return path.name.lower()
-    return path.resolve().name if path.is_dir() else model
+    if path.is_dir():
+        return path.resolve().name
+    published = _published(model)
+    return published[0] if published else model
+
+
+def own_type(shape: MemoryShape) -> str:
+    """The type of the weights of a shape as it is published first: of a shipped model without a type in its name."""
+    return memory_shape(shape.name).default_type if shape.name in shipped_configs() else shape.default_type
+
+
+def _published(model: str) -> tuple[str, str | None] | None:
+    """The shipped model that a repository publishes for engines on GPUs, and the type of its weights if its name says.
+
+    None for others, GGUF files among them.
+    """
+    known, kind = model_and_weights(model)
+    return (known, kind) if known and known not in MODEL_NAMES and kind in (None, *SERVED_TYPES) else None
 
 
 def config_fields(model: str) -> dict[str, Any]:
@@ -81,7 +107,7 @@ def config_fields(model: str) -> dict[str, Any]:
         return _own_config(model)
     if is_engine_model(model):
         return _config_of_gguf(shape)
-    name = _last_part(model)
+    name = shape.name
     if name in shipped_configs():
         return {key: value for key, value in shipped_configs()[name].items() if key != "source"}
     return text_part(read_config(Path(shape.source)))

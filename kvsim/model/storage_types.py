@@ -33,6 +33,28 @@ _PURE_BITS: dict[str, float] = {
 }
 """Bits per number of types that all tensors can have."""
 
+GGUF_BLOCKS: dict[str, tuple[int, int]] = {
+    **{name: block for name, block in CACHE_TYPES.items() if name != "fp8"},
+    "mxfp4": (32, 17),
+    "q2_k": (256, 84),
+    "q3_k": (256, 110),
+    "q4_k": (256, 144),
+    "q5_k": (256, 176),
+    "q6_k": (256, 210),
+    "iq1_s": (256, 50),
+    "iq1_m": (256, 56),
+    "iq2_xxs": (256, 66),
+    "iq2_xs": (256, 74),
+    "iq2_s": (256, 82),
+    "iq3_xxs": (256, 98),
+    "iq3_s": (256, 110),
+    "iq4_xs": (256, 136),
+}
+"""Types of tensors in GGUF files: (numbers in a block, bytes of a block). Source: ``ggml-common.h``."""
+
+WHOLE_TYPES = ("f32", "f16", "bf16")
+"""Types of numbers that are not quantised."""
+
 _MIXED_BITS: dict[str, float] = {
     "iq1_s": 2.0042,
     "iq1_m": 2.1460,
@@ -48,6 +70,7 @@ _MIXED_BITS: dict[str, float] = {
     "q2_k_s": 2.9697,
     "q2_k": 3.1593,
     "q3_k_s": 3.6429,
+    "q3_k_m": 3.9960,
     "q3_k_l": 4.2979,
     "q4_k_s": 4.6672,
     "q4_k_m": 4.8944,
@@ -55,8 +78,9 @@ _MIXED_BITS: dict[str, float] = {
     "q5_k_m": 5.7036,
     "q6_k": 6.5633,
 }
-"""Bits per weight of llama-quantize's mixtures, as measured on Llama 3.1 8B (llama.cpp, ``tools/quantize/README.md``).
-For other models they are estimates: which tensors get more bits depends on the shape."""
+"""Bits per weight of llama-quantize's mixtures, as measured on Llama 3.1 8B (llama.cpp, ``tools/quantize/README.md``;
+of q3_k_m, which is not there, by ``gguf_quantization``). For other models they are estimates: which tensors get more
+bits depends on the shape, and the sizes of files follow from that (``gguf_quantization``)."""
 
 _GPU_BITS: dict[str, float] = {
     "fp8_block": 8,
@@ -103,11 +127,6 @@ def weight_bytes(kind: str, numbers: int) -> int:
     return -int(-numbers * bits // 8)
 
 
-def is_mixture(kind: str) -> bool:
-    """Whether the type is a mixture of llama-quantize, so that its bits are an average."""
-    return kind in _MIXED_BITS
-
-
 def parse_size(text: str, where: str = "--memory") -> int:
     """Parse a size such as 8GB (10^9), 8GiB (2^30), 512MiB or plain bytes. Raises ``UserError``."""
     match = _SIZE.fullmatch(text)
@@ -139,4 +158,4 @@ def format_size(size: int) -> str:
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if abs(size) >= scale:
             return f"{size / scale:,.2f} {unit}"
-    return f"{size} B"
+    return f"{size:,.0f} B"

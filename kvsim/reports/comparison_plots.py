@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from kvsim.model.storage_types import format_size
 from kvsim.reports import style
 from kvsim.reports.formats import LATENCIES
 from kvsim.simulation.result import Result
@@ -128,7 +129,7 @@ def cell_maps_figure(results: Sequence[Result]) -> Figure:
                 "" if fragmented is None else f"fragmentation {fragmented:.0%}, moved {summary['moved_cells']:,} cells"
             )
             if result.summary["host"]["most_bytes"]:
-                note += f"\nhost cache at most {result.summary['host']['most_bytes'] / 1e6:,.1f} MB"
+                note += f"\nhost cache at most {format_size(result.summary['host']['most_bytes'])}"
             axis.set_title(f"{result.policy}\n{note}", fontsize=9 if len(results) > 1 else 12)
             axis.tick_params(labelsize=7 if len(results) > 1 else 10)
         figure.supxlabel("cell", fontsize=10)

@@ -25,9 +25,9 @@ def diagnosis_report(found: Diagnosis) -> Report:
         lines = [f"here:   {remedy.kvsim}", *([f"engine: {engine}"] if engine else [])]
         tried.append((f"- {remedy.what}", "\n".join(lines)))
     return Report(
-        f"{found.scenario} under {found.policy}, {counts}",
+        f"{found.scenario} under {found.policy}, {f'scheduler {found.scheduler}, ' if found.scheduler else ''}{counts}",
         [found.basis] if found.basis else [],
-        [line for line in (found.note, found.sentence) if line],
+        [line for line in (found.note, found.sentence, found.router) if line],
         sections=[
             Section("Late against early", tables=[contrast_table(found.over_time)]),
             Section("Slow against fast", tables=[contrast_table(found.across)]),

@@ -63,11 +63,6 @@ def setting(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def is_latency(measure: str) -> bool:
-    """Whether a measure is a time that requests took, in seconds."""
-    return measure.split("_")[0] in ("ttft", "tpot", "e2e")
-
-
 def half_width(scale: float = 1.0, unit: str = "") -> Callable[[Interval], str]:
     """Writes an estimate with half of its interval; ``scale`` multiplies both."""
     from kvsim.experiments.interval_text import plus_minus

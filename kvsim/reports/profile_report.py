@@ -23,6 +23,7 @@ def known_profiles() -> list[dict[str, Any]]:
         p = load_profile(source)
         of: dict[str, Any] = {"name": name, "model": p.model, "on": _on(p), "engine": p.engine}
         of |= {"device": p.device, "tensor_parallel": p.tensor_parallel, "weights": p.weights}
+        of["expert_parallel"] = p.expert_parallel
         found_errors = (p.held_out_error_median, p.held_out_error_p95) if p.held_out_samples else (None, None)
         errors = dict(zip(("held_out_error_median", "held_out_error_p95"), found_errors, strict=True))
         found.append({**of, **errors, "file": "" if source == name else source})
@@ -71,7 +72,8 @@ def _offered(profiles: list[dict[str, Any]]) -> str:
         return f"{profiles[0]['model']} on {profiles[0]['on']}"
     shared: dict[str, list[int]] = {}
     for each in profiles:
-        shared.setdefault(each["weights"] or "", []).append(each["tensor_parallel"])
+        divided = f", experts over {each['expert_parallel']}," if each["expert_parallel"] > 1 else ""
+        shared.setdefault(f"{each['weights'] or ''}{divided}", []).append(each["tensor_parallel"])
     return "; ".join(f"{weights} on {', '.join(map(str, sorted(n)))}" for weights, n in shared.items())
 
 

@@ -14,11 +14,12 @@ from kvsim.reports.recommendation_report import device_name
 
 
 def recommendation_figure(found: dict[str, Any]) -> Figure:
-    """Draw each bounded measure of the finalists divided by its limit, and their largest loads, with intervals.
+    """Draw each bounded measure divided by its limit, and the largest loads, with intervals: of what runs now and the
+    defaults, and then of the finalists.
 
     ``found``: the object that ``--json`` prints (``Recommendation.to_dict``).
     """
-    best = found["best"]
+    best = [*found.get("fixed", ()), *found["best"]]
     with style.figure(13, 2.2 + 0.75 * max(len(best), 1)) as figure:
         limits, loads = figure.subplots(1, 2, sharey=True)
         bounds = [bound for bound in found["slo"]["bounds"] if bound["asked"] and bound["limit"] > 0]
@@ -48,7 +49,7 @@ def recommendation_figure(found: dict[str, Any]) -> Figure:
             if load is not None:
                 loads.barh(i, load["value"], height=0.5, color="0.75", xerr=_ends(load, 1.0), capsize=3)
         loads.axvline(1, color="black", linewidth=1, linestyle="--")
-        loads.set_xlabel("largest load that meets the service level / this load")
+        loads.set_xlabel("largest load that meets it / this load")
         figure.suptitle(f"{found['scenario']}: {found['slo']['text']}", fontsize=14)
     return figure
 
@@ -56,7 +57,7 @@ def recommendation_figure(found: dict[str, Any]) -> Figure:
 def _name(place: int, label: str) -> str:
     head, _, rest = label.rpartition(", ")
     before, _, slots = head.rpartition(", ")
-    return f"{place}. {before},\n{slots}, {rest}"
+    return f"{f'{place}. ' if place else ''}{before},\n{slots}, {rest}"
 
 
 def _ends(interval: Mapping[str, Any], scale: float) -> list[list[float]] | None:

@@ -1,6 +1,6 @@
-"""The reports of recommendations: the best settings, what memory says, several devices, and a server that was tried.
+"""The reports of recommendations: the best settings, what memory says, and several devices.
 
-All but the last are made of the object that ``--json`` prints, which an earlier version may have saved.
+All are made of the object that ``--json`` prints, which an earlier version may have saved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvsim.errors import counted
 from kvsim.experiments.estimates import Interval
 from kvsim.experiments.interval_text import plain, plus_minus
 from kvsim.model.storage_types import format_size
-from kvsim.reports.formats import half_width, interval_of, seconds, share, size, whole
+from kvsim.reports.formats import half_width, interval_of, whole
 from kvsim.reports.report import Cell, Column, Report, Section, Table
 from policies import available
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvsim.advice.recommend.advice import Advice
-    from kvsim.engines.live.verification import CheckedBound, Verification
 
 Saved = Mapping[str, Any]
 
@@ -44,7 +43,7 @@ def recommendation_of(saved: Saved, folder: Path | None = None) -> Report:
 
 def _of_settings(saved: Saved, folder: Path | None) -> Report:
     traffic, searched, slo = saved["traffic"], saved["searched"], saved["slo"]["text"]
-    memory = "" if saved["memory_bytes"] is None else f" in {size(saved['memory_bytes'])}"
+    memory = "" if saved["memory_bytes"] is None else f" in {format_size(saved['memory_bytes'])}"
     load = "its load" if saved["load"] == 1 else f"{saved['load']:g} times its load"
     best: Sequence[Saved] = saved["best"]
     notes = [f"{saved['rule']}; ± is half of a 95 % interval; loads are multiples of the load asked about"]
@@ -56,10 +55,21 @@ def _of_settings(saved: Saved, folder: Path | None) -> Report:
             f"{searched['settings']:,} settings, {counted(searched['runs'], 'run')} of up to "
             f"{counted(traffic['requests'], 'request')}. {traffic['note']}.",
         ],
-        [line for line in (saved["conclusion"], saved["compared"]) if line],
+        [
+            line
+            for line in (
+                saved["conclusion"],
+                saved.get("fleet_in_words"),
+                *saved.get("gains", ()),
+                saved["compared"],
+                saved.get("offer"),
+            )
+            if line
+        ],
         [
             Section("The best settings", [], [_best(saved, best)], notes) if best else Section(),
-            Section("Commands", listings=[_command(each, folder) for each in best]),
+            *_fleet(saved),
+            Section("Commands", listings=[command_of(each, folder) for each in best]),
             Section("Settings that were ruled out", _ruled_out(searched), [_reasons(searched)]),
             _limits(saved),
         ],
@@ -68,8 +78,8 @@ def _of_settings(saved: Saved, folder: Path | None) -> Report:
 
 def _best(saved: Saved, best: Sequence[Saved]) -> Table:
     columns = [
-        Column("", "place"),
-        Column("policy", lambda each: each["label"].partition(",")[0]),
+        Column("", lambda each: each["place"] or ""),
+        Column("policy", lambda each: each.get("name") or each["label"].partition(",")[0]),
         _setting("cells", "cells", whole),
         _setting("slots", "slots", whole),
         Column("batch", _batch),
@@ -82,7 +92,24 @@ def _best(saved: Saved, best: Sequence[Saved]) -> Table:
         Column("sustains", _sustains),
         Column("met", "verdict"),
     ]
-    return Table("The best settings, with intervals", columns, best)
+    return Table("The best settings, with intervals", columns, [*saved.get("fixed", ()), *best])
+
+
+def _fleet(saved: Saved) -> list[Section]:
+    """How the fewest servers that suffice fare behind each router; nothing where one suffices."""
+    if not (fleet := saved.get("fleet")):
+        return []
+    columns = [
+        Column("router", "router"),
+        *(
+            Column(bound["text"], partial(_interval, measure=bound["measure"]), _measure(bound))
+            for bound in _asked(saved)
+        ),
+        Column("met", "verdict"),
+    ]
+    return [
+        Section(f"{fleet['replicas']} servers", tables=[Table("By router, with intervals", columns, fleet["behind"])])
+    ]
 
 
 def _interval(best: Saved, measure: str) -> Interval | None:
@@ -94,7 +121,12 @@ def _sustains(best: Saved) -> Cell | None:
     return (
         None
         if load is None
-        else Cell(_bounded("≥", best["sustained_load"]["at_least"], plus_minus(load, unit=" x")), load.value)
+        else Cell(
+            f"≥ {plain(load.value, 3)} x, the most tried"
+            if best["sustained_load"]["at_least"]
+            else plus_minus(load, unit=" x"),
+            load.value,
+        )
     )
 
 
@@ -131,7 +163,8 @@ def _measure(bound: Saved) -> Callable[[Interval], str]:
     return show
 
 
-def _command(best: Saved, folder: Path | None) -> tuple[str, str]:
+def command_of(best: Saved, folder: Path | None) -> tuple[str, str]:
+    """The heading of a setting, and what to type for it; ``folder``: where its scenario is saved."""
     typed = [f"{best['command']} {best['typed']}"] if best["command"] else ["(no engine has this policy yet)"]
     repeat = f"# to repeat: kvsim run {_in(folder, best['scenario'])}"
     return f"{best['place']}. {best['label']}", "\n".join([*typed, *_notes(best["notes"]), *_effects(best), repeat])
@@ -231,18 +264,16 @@ def _of_memory(saved: Saved) -> Report:
 
 
 def _memory_commands(fits: Sequence[Saved]) -> list[tuple[str, str]]:
-    """What fits at most, and what each option does to memory, for the widest types of each engine."""
-    widest: dict[str, Saved] = {}
+    """What to type, and what each option does to memory, for the types of each engine that were chosen."""
+    found = []
     for fit in fits:
-        if fit["typed"]:
-            widest.setdefault(fit["engine"], fit)
-    return [
-        (
-            f"fits at most, with K and V in {fit['type_k']}:",
-            "\n".join([f"{COMMANDS[engine]} {fit['typed']}", *_effects(fit)]),
-        )
-        for engine, fit in widest.items()
-    ]
+        if fit["recommended"] and fit["typed"]:
+            engine = fit["engine"]
+            widest = next(other for other in fits if other["engine"] == engine)
+            more = f", with which {fit['longest']:,} of the longest fit; in {widest['type_k']} {widest['longest']:,}"
+            kinds = f"K and V in {fit['type_k']}{'' if fit['type_k'] == widest['type_k'] else more}"
+            found.append((f"to type, with {kinds}:", "\n".join([f"{COMMANDS[engine]} {fit['typed']}", *_effects(fit)])))
+    return found
 
 
 def _of_devices(saved: Saved, folder: Path | None) -> Report:
@@ -256,7 +287,7 @@ def _of_devices(saved: Saved, folder: Path | None) -> Report:
         f"Devices for {saved['scenario']}",
         saved["bases"],
         [
-            f"Which of {', '.join(each['device'] for each in devices)} serves {saved['scenario']} "
+            f"Which of {'; '.join(device_name(each) for each in devices)} serves {saved['scenario']} "
             f"with {saved['model']}, so that {slo}?",
             f"Runs of up to {counted(traffic['requests'], 'request')}. {traffic['note']}.",
         ],
@@ -279,7 +310,7 @@ def _no_verdicts(devices: Sequence[Saved]) -> list[str]:
     for each in devices:
         if each["no_verdict"]:
             held = each["answer"]["conclusion"] if "fits" in (each["answer"] or {}) else ""
-            lines.append(f"{each['device']}: {each['no_verdict']}. {held}".strip())
+            lines.append(f"{device_name(each)}: {each['no_verdict']}. {held}".strip())
     return lines
 
 
@@ -298,9 +329,16 @@ def _devices(saved: Saved) -> Table:
             "requests/s", lambda each: (each["served_at_largest"] or {}).get("requests_per_s"), lambda n: plain(n, 2)
         ),
     ]
+    # Comparisons of before several servers were tried have neither key.
+    several, several_prices = list[Column](), list[Column]()
+    if any((each.get("replicas") or 1) > 1 for each in saved["devices"]):
+        several = [Column("servers for this load", "replicas", whole)]
+        several_prices = [Column("of these, per hour", "price_in_all", plain)]
+    columns += several
     if any(each["price_per_hour"] is not None for each in saved["devices"]):
         columns += [
             Column("per hour", "price_per_hour", plain),
+            *several_prices,
             Column("1M output tokens", "cost_per_million", lambda cost: plain(cost, 3)),
             Column("1M at the largest load", _cost_at_most),
         ]
@@ -319,30 +357,8 @@ def _cost_at_most(each: Saved) -> Cell | None:
 
 
 def device_name(each: Saved) -> str:
-    """A device as it is named in tables and figures, with how many of it share the model."""
+    """A device as it is named in tables and figures, with how many of it share the model and what else differs."""
+    if "name" in each:  # Comparisons of before models and types could differ have none.
+        return str(each["name"])
     n = each["tensor_parallel"]
     return str(each["device"]) if n == 1 else f"{n} x {each['device']}"
-
-
-def verification_report(done: Verification) -> Report:
-    """Each bound of the service level as it was predicted, and as a server met it."""
-    columns = [
-        Column(
-            "bound",
-            lambda each: each.bound.text or f"{each.bound.measure.removesuffix('_share')}≤{each.bound.limit:.0%}",
-        ),
-        Column("predicted", lambda each: _figure(each, each.predicted)),
-        Column("measured", lambda each: _figure(each, each.measured)),
-        Column("met", lambda each: "yes" if each.met else "no"),
-    ]
-    failed = [] if done.first_error is None else [f"the first that failed: {done.first_error}"]
-    return Report(
-        f"Verified place {done.place} on {done.engine} at {done.url}: {counted(done.requests, 'request')} "
-        f"in {done.seconds:,.1f} s",
-        conclusions=["The service level was met." if done.met else "The service level was not met."],
-        sections=[Section(tables=[Table("Bounds", columns, done.checked)], text=failed)],
-    )
-
-
-def _figure(each: CheckedBound, value: float | None) -> str | None:
-    return share(value) if each.bound.is_share and value is not None else None if value is None else seconds(value)

@@ -10,6 +10,8 @@ from importlib import import_module
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from kvsim.model.storage_types import format_size
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
@@ -122,7 +124,7 @@ class SnapshotStrip:
             "cells": int(self.snapshots.cells.shape[1]),
             "times": [round(float(t), 6) for t in self.snapshots.times_s],
             "frames": base64.b64encode(self.snapshots.cells.tobytes()).decode(),
-            "said": [f"host cache: {n} prompt{'s' * (n != 1)}, {size / 1e6:,.1f} MB" for n, size in held],
+            "said": [f"host cache: {n} prompt{'s' * (n != 1)}, {format_size(size)}" for n, size in held],
         }
 
 
@@ -140,6 +142,8 @@ class Section:
     snapshots: Sequence[SnapshotStrip] = ()
     listings: Sequence[tuple[str, str]] = ()
     """Pairs of a heading and what to type, with comments (#)."""
+    detail: bool | None = None
+    """True: part of the details, which a console leaves out unless asked; False: there in their place."""
 
 
 @dataclass(frozen=True)
@@ -150,12 +154,16 @@ class Report:
     basis: Sequence[str] = ()
     """What predicted times rest on."""
     about: Sequence[str] = ()
-    """What was asked or run, and what was assumed."""
+    """What was asked or run."""
     conclusions: Sequence[str] = ()
     sections: Sequence[Section] = ()
     warnings: Sequence[str] = ()
     """What the reader must know before using the figures."""
     footer: str = ""
+    meaning: str = ""
+    """What is asked, and why it matters, for a reader who is new to it."""
+    assumed: Sequence[str] = ()
+    """What was assumed; a console that leaves out details leaves it out."""
 
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
@@ -173,9 +181,11 @@ _MAKERS = {
     "DeviceFit": "profile_report.fit_report",
     "Diagnosis": "diagnosis_report.diagnosis_report",
     "EvictionCost": "accuracy_report.eviction_report",
+    "LiveValidation": "held_report.live_validation_report",
     "MemoryAnswer": "recommendation_report.advice_report",
     "MemoryReport": "memory_report.memory_report",
     "Plan": "memory_report.plan_report",
+    "Check": "check_report.check_report",
     "PrefixStudy": "workload_report.prefix_report",
     "Profile": "profile_report.profile_report",
     "PublishedValidation": "published_report.published_report",
@@ -184,8 +194,9 @@ _MAKERS = {
     "Result": "run_report.run_report",
     "ServerCalibration": "calibration_report.server_calibration_report",
     "SweepResult": "sweep_report.sweep_report",
+    "Tuned": "tuning_report.tuning_report",
     "Validation": "validation_report.validation_report",
-    "Verification": "recommendation_report.verification_report",
+    "Verification": "held_report.verification_report",
     "WorkloadFit": "workload_report.workload_fit_report",
 }
 """What makes the report of each kind of result."""

@@ -7,11 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import counted
-from kvsim.reports.formats import LATENCIES, seconds, share, size, whole
+from kvsim.model.storage_types import format_size
+from kvsim.reports.formats import LATENCIES, seconds, share, whole
 from kvsim.reports.report import UNKNOWN, Column, Report, Section, Table
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
+from kvsim.scenario.without_effect import effect_lines
 from kvsim.simulation.job import FailureKind
-from kvsim.simulation.summary import failure_lines, inferred_lines
+from kvsim.simulation.summary import failure_lines, inferred_lines, router_waits, what_serves
 
 if TYPE_CHECKING:
     from kvsim.simulation.result import Result
@@ -22,18 +24,18 @@ Summary = Mapping[str, Any]
 
 def run_report(result: Result) -> Report:
     """One run: counts, latencies, and how the cache fared."""
-    s, scenario = result.summary, result.scenario
+    s = result.summary
     counts = f"{s['completed']:,} of {s['requests']:,} requests completed, {s['failed']:,} failed"
     if s["truncated"]:
         counts += f", {s['truncated']:,} cut short by a full slot"
+    engine = f" ({s['engine']})" if s["engine"] else ""
     rate = UNKNOWN if s["throughput_tokens_per_s"] is None else whole(s["throughput_tokens_per_s"])
     columns = [Column("", lambda key: LATENCIES[key])]
     columns += [Column(name, partial(_quantile, s, key=key), seconds) for name, key in _STATISTICS.items()]
     return Report(
-        f"{s['scenario']} under {s['policy']}, {scenario.cache.cells:,} cells, "
-        f"{counted(scenario.server.slots, 'slot')}, seed {s['seed']}",
+        f"{s['scenario']} under {s['policy']}{engine}, scheduler {s['scheduler']}, {what_serves(s)}, seed {s['seed']}",
         [s["basis"]] if s["basis"] else [],
-        [*s["assumed"], *inferred_lines([s])],
+        [*s["assumed"], *effect_lines([(s["policy"], s["without_effect"])]), *inferred_lines([s])],
         sections=[
             Section(
                 text=[
@@ -43,6 +45,7 @@ def run_report(result: Result) -> Report:
                 tables=[Table("Latencies", columns, list(LATENCIES))],
             ),
             Section(text=[*_cache(s), *_prefixes(s), *_host(s["host"])]),
+            *_cluster(s.get("cluster")),
         ],
     )
 
@@ -55,6 +58,32 @@ def _quantile(summary: Summary, latency: str, key: str) -> float | None:
     return found
 
 
+_OF_SERVERS = [
+    Column("server", "number"),
+    Column("device", "device"),
+    Column("requests", "requests", whole),
+    Column("tokens computed", "computed_tokens", whole, "prompt tokens that were not in the cache, and output tokens"),
+    Column("prefix hits", "hit_rate", share),
+    Column("cells used", "utilization_mean", share),
+    Column("preemptions", "preemptions", whole),
+    Column("TTFT P50", lambda row: row["ttft_s"]["p50"], seconds),
+    Column("TTFT P95", lambda row: row["ttft_s"]["p95"], seconds),
+    Column("TPOT P95", lambda row: row["tpot_s"]["p95"], seconds),
+]
+
+
+def _cluster(cluster: Summary | None) -> list[Section]:
+    """A row for each server, where there are several, and how even their load was."""
+    if cluster is None:
+        return []
+    rows = [{"number": number, **server} for number, server in enumerate(cluster["servers"], 1)]
+    columns = [c for c in _OF_SERVERS if c.value != "device" or any(row["device"] for row in rows)]
+    even = cluster["most_over_mean"]
+    text = [] if even is None else [f"the busiest server computed {even:.2f} times the mean's tokens"]
+    text += filter(None, [router_waits(cluster)])
+    return [Section(tables=[Table("Servers", columns, rows, at_most=16)], text=text)]
+
+
 def _cache(s: Summary) -> list[str]:
     c, sampled = s["cache"], ""
     if c["utilization_mean"] is not None:
@@ -63,7 +92,7 @@ def _cache(s: Summary) -> list[str]:
             f"{share(c['external_fragmentation_mean'])}, internal {share(c['internal_fragmentation_mean'])}; "
         )
     counts = f"{counted(c['failed_allocations'], 'failed allocation')}, {counted(c['batch_splits'], 'batch split')}"
-    return [f"cache: {sampled}{counts}, {size(c['moved_bytes'])} moved"]
+    return [f"cache: {sampled}{counts}, {format_size(c['moved_bytes'])} moved"]
 
 
 def _prefixes(s: Summary) -> list[str]:
@@ -79,17 +108,25 @@ def _host(host: Summary) -> list[str]:
     """What was copied to and from the host cache and how full it was, or the same of the host tier."""
     if host["saves"]:
         limit = host["limit_bytes"]
-        room = "without a limit" if limit is None else f"of {limit / (1 << 20):,.0f} MiB"
+        room = "without a limit" if limit is None else f"of {format_size(limit)}"
         return [
-            f"host cache: {counted(host['saves'], 'save')} ({size(host['bytes_out'])}), "
-            f"{counted(host['loads'], 'load')} ({size(host['bytes_in'])}), {seconds(host['copy_s'])} of copying; "
-            f"at most {size(host['most_bytes'])} held {room}"
+            f"host cache: {counted(host['saves'], 'save')} ({format_size(host['bytes_out'])}), "
+            f"{counted(host['loads'], 'load')} ({format_size(host['bytes_in'])}), {seconds(host['copy_s'])} of "
+            f"copying; at most {format_size(host['most_bytes'])} held {room}"
+        ]
+    if host.get("chunk_loads") is not None:
+        return [
+            f"host tier: {format_size(host['bytes_out'])} stored, {format_size(host['bytes_in'])} loaded, beside the "
+            f"steps; {counted(host['chunk_loads'], 'request')} waited {seconds(host['load_wait_s'])} in all for "
+            f"{counted(host['chunk_tokens'], 'token')} found there, and steps {seconds(host['store_wait_s'])} for "
+            "blocks that were still being stored"
         ]
     if host["bytes_out"] or host["bytes_in"]:
         return [
-            f"host tier: {size(host['bytes_out'])} out, {size(host['bytes_in'])} back, "
-            f"{size(host['bytes_prefetched'])} of that ahead of use; steps waited "
-            f"{seconds(host['prefetch_wait_s'])} for copies to arrive"
+            f"host tier: {format_size(host['bytes_out'])} out, {format_size(host['bytes_in'])} back, "
+            f"{format_size(host['bytes_prefetched'])} of that ahead of use; steps waited "
+            f"{seconds(host.get('step_copies_s', 0.0))} for copies of their own, and "
+            f"{seconds(host['prefetch_wait_s'])} for those made ahead"
         ]
     return []
 

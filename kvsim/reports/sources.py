@@ -7,7 +7,6 @@ import io
 import json
 import platform
 import shlex
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -139,7 +138,7 @@ def _comparison_page(folder: Path, saved: dict[str, Any], pictures: Path | None 
 
     scenario = _read(folder / "scenario.toml")
     runs = saved["policies"]
-    made = comparison_of(saved, tomllib.loads(scenario))
+    made = comparison_of(saved)
     folders = [folder] if pictures is None else [folder, pictures]
     figures = [
         Figure(
@@ -153,9 +152,9 @@ def _comparison_page(folder: Path, saved: dict[str, Any], pictures: Path | None 
     figures = [
         replace(each, draw=partial(bytes, data)) if isinstance(data := each.draw(), bytes) else each for each in figures
     ]
-    latency, cache, *others = made.sections
+    glance, latency, cache, *others = made.sections
     cache = replace(cache, text=[f"Not drawn over time: {missing}."] if missing else [])
-    sections = [replace(latency, figures=figures), cache, *others]
+    sections = [glance, replace(latency, figures=figures), cache, *others]
     if (path := _found(folders, _SNAPSHOT_FILES)) is not None:
         sections.append(
             Section("The cells over time", snapshots=[SnapshotStrip(each) for each in load_snapshots(path)])

@@ -11,11 +11,11 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
+from kvsim.experiments.measures import is_latency
 from kvsim.experiments.ranking import BOUND
 from kvsim.experiments.sweep_design import Span
 from kvsim.experiments.sweep_file import SweepFile
 from kvsim.reports import style
-from kvsim.reports.formats import is_latency
 
 _MOST_PANELS = 6
 _MARKERS = "osD^vPX*"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from kvsim.errors import counted
 from kvsim.experiments.estimates import Interval
 from kvsim.experiments.interval_text import plus_minus
-from kvsim.experiments.measures import SHARES
+from kvsim.experiments.measures import SHARES, is_latency
 from kvsim.experiments.policy_code import plugins_line
 from kvsim.experiments.store import written_names
-from kvsim.reports.formats import interval_of, is_latency, number, setting, whole
+from kvsim.reports.formats import interval_of, number, setting, whole
 from kvsim.reports.report import Column, Report, Section, Table
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def sweep_of(saved: Saved, *, whole_table: bool = True) -> Report:
         f"{counted(len({row['number'] for row in points}), 'point')} under {', '.join(policies)}: "
         f"{counted(saved['runs'], 'run')}, {saved['failed']:,} of which could not finish; "
         f"{counted(sweep.get('replications', 1), 'replication')} with the same requests under every policy.",
+        *(f"scheduler {name}: {', '.join(policies)}" for name, policies in saved.get("schedulers", {}).items()),
+        *filter(None, [", ".join(saved.get("servers", ()))]),
         *saved.get("assumed", ()),
         *([plugins] if plugins else []),
     ]

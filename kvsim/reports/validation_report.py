@@ -81,12 +81,13 @@ def _side(side: str) -> Column:
 def recorded_report(validation: RecordedValidation) -> Report:
     """A table for each recording of a server, what its prediction rests on, and the order of the settings."""
     sections = [section for run in validation.runs for section in _run(run)]
-    return Report(sections=[*sections, *(_ranking(ranking) for ranking in validation.rankings)])
+    return Report(sections=[*sections, *(ranking_section(ranking) for ranking in validation.rankings)])
 
 
 def _run(run: ServerRun) -> list[Section]:
     meta = run.recording.meta
-    cards = f"{meta.tensor_parallel_size} x " if meta.tensor_parallel_size > 1 else ""
+    devices = meta.tensor_parallel_size * meta.data_parallel_size
+    cards = f"{devices} x " if devices > 1 else ""
     title = (
         f"{run.name}: {meta.engine} {meta.version}, {meta.model} on {cards}{meta.device}, "
         f"{counted(len(run.requests), 'request')}, times by the {meta.clock}"
@@ -162,7 +163,7 @@ def _counts(run: ServerRun) -> list[str]:
     return [*lines, f"Preemptions: {measured}, {run.preemptions:,} predicted"]
 
 
-def _ranking(ranking: Ranking) -> Section:
+def ranking_section(ranking: Ranking) -> Section:
     """Settings in the measured order, with what was predicted."""
     columns = [
         Column("settings", "settings"),

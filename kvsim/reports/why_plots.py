@@ -25,11 +25,13 @@ _STACK = ("queueing", "own", "batch", "context", "holes", "compaction", "transfe
 _COLOURS = {
     **dict(zip(_STACK, sns.color_palette("colorblind", 10), strict=True)),
     "cells": (0.25, 0.25, 0.45),
+    "steps": (0.55, 0.6, 0.75),
     "mapping": (0.45, 0.3, 0.25),
 }
 _LABELS = {
     "queueing": "waiting for a slot",
     "cells": "waiting for cells",
+    "steps": "waiting for a step",
     "own": "own tokens",
     "batch": "others' tokens",
     "context": "useful cells",

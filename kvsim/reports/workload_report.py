@@ -6,6 +6,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvsim.errors import counted
 from kvsim.reports.formats import share, whole
 from kvsim.reports.report import Column, Report, Section, Table
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
@@ -30,8 +31,11 @@ def statistics_report(name: str, found: Statistics) -> Report:
         Column("sigma", lambda row: row[1].sigma, "{:.3f}".format),
     ]
     rows = [("prompt", found.prompt), ("output", found.output)]
+    when = f"over {found.duration_s:,.6g} s, {rate}"
+    if found.users is not None:
+        when = f"of {counted(found.users, 'user')}, each after the answer to the one before"
     return Report(
-        f"{name}: {found.requests:,} requests{sessions} over {found.duration_s:,.6g} s, {rate}",
+        f"{name}: {found.requests:,} requests{sessions} {when}",
         about=_arrivals(found),
         sections=[Section("Tokens", tables=[Table("Tokens", columns, rows)]), Section("Reuse", _reuse(found))],
     )
@@ -62,7 +66,12 @@ def _reuse(found: Statistics) -> list[str]:
     lines = []
     if found.correlation is not None:
         lines.append(f"rank correlation of prompt and output: {found.correlation:.3f}")
+    if logged := found.logged:
+        most = f"; {share(logged.sharing)} of the requests found {logged.shared:,} tokens or more" * (logged.found > 0)
+        lines.append(f"prefix hits as the server counted them: {share(logged.hit_rate)} of the prompt tokens{most}")
     reuse = found.reuse
+    if reuse is None and logged:
+        return lines
     if reuse is None:
         return [*lines, f"prefix hits: {UNKNOWN_PREFIXES}"]
     return [
@@ -81,6 +90,7 @@ class _Candidate(NamedTuple):
     distance: float | None = None
     gap_cv: float | None = None
     dispersion: dict[float, float | None] = {}  # noqa: RUF012 - never written
+    misfit: float | None = None
 
 
 def workload_fit_report(fitted: WorkloadFit) -> Report:
@@ -90,7 +100,7 @@ def workload_fit_report(fitted: WorkloadFit) -> Report:
     for one in fitted.arrivals:
         mark = " *" if one is fitted.used else ""
         c = one.candidate
-        rows.append(_Candidate("arrivals", one.label + mark, c.aic, c.distance, one.gap_cv, one.dispersion))
+        rows.append(_Candidate("arrivals", one.label + mark, c.aic, c.distance, *one.drawn[1:], one.misfit))
     for of, lengths in (("prompt", fitted.prompt), ("output", fitted.output)):
         used = lengths.used["kind"]
         rows += [_Candidate(of, c.kind + " *" * (c.kind == used), c.aic, c.distance) for c in lengths.candidates]
@@ -103,8 +113,12 @@ def workload_fit_report(fitted: WorkloadFit) -> Report:
         Column("distance", attrgetter("distance"), _number, "Kolmogorov's"),
         Column("gaps' CV", attrgetter("gap_cv"), _number),
         *(Column(f"{window:g} s", partial(_dispersion, window=window), _number) for window in wanted.dispersion),
+        Column("misfit", attrgetter("misfit"), _number),
     ]
-    note = "* used; distance: Kolmogorov's; at 1 s, 60 s: variance over mean of arrivals"
+    note = (
+        "* used; distance: Kolmogorov's; at 1 s, 60 s: variance over mean of arrivals; CV and these are medians of "
+        "five streams drawn from the candidate; misfit: how far the stream is outside those five, as a factor"
+    )
     reasons = [fitted.why, f"prompt: {fitted.prompt.why}", f"output: {fitted.output.why}"]
     missing = [f"not in the model: {line}" for line in fitted.notes]
     return Report(
@@ -147,6 +161,10 @@ def prefix_report(study: PrefixStudy) -> Report:
     ]
     if knees := ", ".join(f"{eviction} {n:,}" for eviction, n in study.knees.items()):
         lines.append(f"working set, where the curve flattens, in blocks: {knees}")
-    speed = f"{study.lookups_per_s:,.0f} blocks looked up per second of processor time"
+    if study.error is not None:
+        lines.append(
+            f"lru is counted on all blocks; other orders are estimated from two samples of 1 in {study.one_in:,}, "
+            f"to within about {100 * study.error:.2g} points"
+        )
     table = Table("Hit rates by cache size", columns, rates.reset_index().to_dict("records"))
-    return Report(sections=[Section("Hit rates", tables=[table]), Section(text=lines), Section(notes=[speed])])
+    return Report(sections=[Section("Hit rates", tables=[table]), Section(text=lines)])

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from kvsim.model.engine_versions import EngineVersion
 from kvsim.scenario.device_defaults import described
+from kvsim.scenario.length_sections import MeanLengths
 from kvsim.scenario.scenario import Scenario
-from kvsim.scenario.server_defaults import EARLY_DEFAULTS, EARLY_SERVER, unused_keys
+from kvsim.scenario.server_defaults import EARLY_DEFAULTS, EARLY_SERVER
 from policies import Preset, available
 
 _BY_LIMIT = ("hf-reserved", "no-evict", "expected-length")
@@ -28,19 +29,33 @@ def assumptions(scenario: Scenario) -> tuple[str, ...]:
             if items
         ),
     )
-    server, usual = scenario.server, type(scenario.server)()
-    # A file that was written by kvsim states every key.
-    stated = {key for key in server.model_fields_set if getattr(server, key) != getattr(usual, key)}
-    unused = unused_keys(server.scheduler, stated)
-    if unused:
-        names = ", ".join(f"server.{key}" for key in unused)
-        of_engines = (*of_engines, f"the scheduler {server.scheduler} ignores {names}")
-    return of_engines if of_device is None else (of_device, *of_engines)
+    return (
+        (*_of_lengths(scenario), *of_engines) if of_device is None else (of_device, *_of_lengths(scenario), *of_engines)
+    )
+
+
+def _of_lengths(scenario: Scenario) -> Iterator[str]:
+    """The spread of lengths of which the mean alone is said."""
+    named = dict(scenario.workload)
+    means = {
+        name: lengths
+        for name, lengths in named.items()
+        if isinstance(lengths, MeanLengths) and name in scenario.workload.model_fields_set
+    }
+    assumed = [f"{name} {lengths.mean:,g}" for name, lengths in means.items() if "cv" not in lengths.model_fields_set]
+    if assumed:
+        usual = MeanLengths.model_fields["cv"].default
+        yield (
+            f"assumed of the lengths around {', '.join(assumed)}: lognormal, with a standard deviation of {usual:.0%} "
+            "of the mean (cv), none above 4 times the mean"
+        )
 
 
 def _of_policy(scenario: Scenario) -> Iterator[str]:
     """What the policy takes for granted of the model and of clients, a line for each that the scenario leaves open."""
     cache, stated = scenario.cache, scenario.cache.model_fields_set
+    if scenario.machine.device is None and "type_k" not in stated and cache.type_k != type(cache)().type_k:
+        yield f"assumed of the cache, as in engines: K and V in {cache.type_k} (--cache-type-k, --cache-type-v)"
     preset = available().get(cache.policy)
     parameters = preset.parameters if isinstance(preset, Preset) else ()
     if "budget" in parameters and "budget" not in stated:

@@ -3,11 +3,14 @@ settings."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
+from kvsim.costs.cpu_layers import check_served
 from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import device_named
-from kvsim.costs.memory_plan import default_cells, llamacpp_cells
+from kvsim.costs.memory_plan import TooLargeError, default_cells, llamacpp_cells
 from kvsim.costs.memory_settings import MOST_CONTEXT, Engine
 from kvsim.costs.served import Served
 from kvsim.costs.vllm_profile import serve_defaults
@@ -15,24 +18,43 @@ from kvsim.errors import UserError
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.storage_types import GGUF_ONLY
-from policies import engine_of
+from kvsim.scenario.server_defaults import own_scheduler
+from policies import current_name, engine_of
 
 if TYPE_CHECKING:
     from kvsim.scenario.scenario import Scenario
 
 
+def _engine_named(table: dict[str, Any]) -> tuple[Engine, str] | None:
+    """The engine whose scheduler or, without one, policy a scenario's table names, and how; None if it names none."""
+    server, cache = (section if isinstance(section := table.get(name), dict) else {} for name in ("server", "cache"))
+    scheduler, policy = (str(part.get(key, "")) for part, key in ((server, "scheduler"), (cache, "policy")))
+    for key, name, of in (
+        ("server.scheduler", scheduler, scheduler),
+        ("cache.policy", policy, engine_of(current_name(policy)).lower()),
+    ):
+        if of.startswith(("llama-server", "llama.cpp")):
+            return "llamacpp", f"{key} is {name!r}"
+        if of.startswith("vllm"):
+            return "vllm", f"{key} is {name!r}"
+    return None
+
+
 def engine_on(table: dict[str, Any], device: str, model: str, weights: str | None) -> Engine:
-    """The engine of a scenario's table: the one that is named, or that of what is. Raises ``UserError``."""
-    machine, server, cache = (table.get(name) or {} for name in ("machine", "server", "cache"))
-    if machine.get("engine") in get_args(Engine):
-        found: Engine = machine["engine"]
-        return found
-    scheduler, policy = str(server.get("scheduler", "")), engine_of(str(cache.get("policy", "")))
-    for name in (scheduler, policy.lower()):
-        if name.startswith(("llama-server", "llama.cpp")):
-            return "llamacpp"
-        if name.startswith("vllm"):
-            return "vllm"
+    """The engine of a scenario's table: the one that is named, or that of what is.
+
+    Raises ``UserError``, also where an engine is named, and a scheduler or policy of another one.
+    """
+    machine = table.get("machine") or {}
+    named, asked = _engine_named(table), machine.get("engine")
+    if asked in get_args(Engine):
+        if named is not None and named[0] != asked:
+            raise UserError(f"machine.engine is {asked!r}, and {named[1]}, of another engine; leave one of them out")
+        return cast("Engine", asked)
+    if named is not None:
+        return named[0]
+    if machine.get("n_gpu_layers") is not None or machine.get("n_cpu_moe"):
+        return "llamacpp"
     of_files = model.endswith(".gguf") or (weights is not None and weights.lower() in GGUF_ONLY)
     return "llamacpp" if of_files or device_named(device).kind in ("apple", "amd", "cpu") else "vllm"
 
@@ -54,11 +76,16 @@ def with_device_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozense
     types: dict[str, Any] = {key: sections["cache"].get(key) or "f16" for key in ("type_k", "type_v")}
     if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1 or not all(isinstance(t, str) for t in types.values()):
         return data, frozenset()
+    placed = placed_by(sections)
+    if any(isinstance(n, bool) or not isinstance(n, int | float | None) or (n or 0) < 0 for n in placed.values()):
+        return data, frozenset()
     try:
         if model is None:
             raise UserError(f"machine.device is {device!r}: say which model it serves, model.name")
-        served = Served(engine_on(sections, device, model, weights), device, model, tp, weights, **types)
-        found = _defaults(sections, served)
+        engine = engine_on(sections, device, model, weights)
+        placed["flash_attn"] = engine != "llamacpp" or sections["cache"].get("kernel") != "masked"
+        served = Served(engine, device, model, tp, weights, **types, **placed, ep=machine.get("expert_parallel", 1))
+        found = _defaults_that_fit(sections, served)
     except UserError as e:
         raise ValueError(str(e)) from None
     filled = frozenset((section, key) for section, key in found if sections[section].get(key) is None)
@@ -67,8 +94,52 @@ def with_device_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozense
     return {**data, **sections}, filled
 
 
+def placed_by(sections: dict[str, Any]) -> dict[str, Any]:
+    """What a scenario's table says of layers on the CPU, as fields of ``Served``."""
+    machine = sections["machine"]
+    usual = {"n_gpu_layers": None, "n_cpu_moe": 0, "cpu_gb_s": None}
+    return {key: machine.get(key, default) for key, default in usual.items()}
+
+
+_SMALLER: dict[Engine, str] = {"vllm": "fp8", "llamacpp": "q4_K_M"}
+"""The weights of a model whose own do not fit: what vLLM makes of them itself (``--quantization fp8``), and what is
+served most from GGUF files."""
+
+
+Found = TypeVar("Found")
+
+
+def with_weights_that_fit(of: Served, found: Callable[[Served], Found]) -> tuple[Served, Found]:
+    """What is served and what is found for it, with smaller weights where none were named and its own do not fit.
+
+    ``found``: raises ``TooLargeError`` where they do not. Raises ``UserError``, also where no weights fit.
+    """
+    try:
+        return of, found(of)
+    except TooLargeError as too_large:
+        smaller = replace(of, weights=_SMALLER[of.engine])
+        if of.weights is not None or of.model.endswith(".gguf"):
+            raise
+        try:
+            return smaller, found(smaller)
+        except UserError:
+            raise too_large from None
+
+
+def weights_assumed(weights: str) -> str:
+    """Say in words that smaller weights were assumed."""
+    return f"weights in {weights}, since the model's own do not fit (--weights)"
+
+
+def _defaults_that_fit(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, str], Any]:
+    """The defaults, with smaller weights where none were named and the model's own do not fit."""
+    served, found = with_weights_that_fit(of, lambda served: _defaults(sections, served))
+    return found if served is of else {("machine", "weights"): served.weights, **found}
+
+
 def _defaults(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, str], Any]:
     """Values by section and key, of what has a value of its own on a device."""
+    check_served(of)
     found: dict[tuple[str, str], Any] = {("cache", "type_k"): "f16", ("cache", "type_v"): "f16"}
     found |= _vllm(sections, of) if of.engine == "vllm" else _llamacpp(sections, of)
     # After the memory: times of a model that does not fit would be of no use.
@@ -100,6 +171,7 @@ def _vllm(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, st
             of.device,
             block_size=cache.get("block_size", PRESENT["vLLM"].block_size),
             tp=of.tp,
+            ep=of.ep,
             weights=of.weights,
             batch=batch if isinstance(batch, int) else None,
             sequences=slots if isinstance(slots, int) else usual_slots,
@@ -114,24 +186,29 @@ def _vllm(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, st
 def _llamacpp(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, str], Any]:
     """What llama-server does on a device by default: the model's whole context, or what of it fits."""
     found: dict[tuple[str, str], Any] = {
-        ("server", "scheduler"): "llama-server",
+        ("server", "scheduler"): own_scheduler(str(sections["cache"].get("policy", ""))) or "llama-server",
         ("cache", "policy"): f"llama.cpp-{PRESENT['llama.cpp'].version}",
     }
     if sections["cache"].get("cells") is None:
-        served = {key: value for key, value in vars(of).items() if key != "engine"}
-        found["cache", "cells"] = llamacpp_cells(**served)
+        found["cache", "cells"] = llamacpp_cells(of)
     return found
 
 
-_SIZES = {"server": ("slots", "n_batch", "n_ubatch", "slot_context"), "cache": ("cells", "type_k", "type_v", "kernel")}
+_SIZES = {
+    "server": ("slots", "n_batch", "n_ubatch", "slot_context"),
+    "cache": ("cells", "type_k", "type_v", "kernel"),
+    "machine": ("n_gpu_layers", "n_cpu_moe", "cpu_gb_s"),
+}
 """What a scenario says of the machine that it was written for, by section."""
 
 
-def table_on(data: dict[str, Any], model: str | None, device: str | None) -> dict[str, Any]:
-    """The table of a scenario with another model or on another device; shape and rules as in a scenario file.
+def table_on(data: dict[str, Any], model: str | None, device: str | None, engine: str | None = None) -> dict[str, Any]:
+    """The table of a scenario with another model, on another device or by another engine; shape and rules as in a
+    scenario file.
 
-    A scenario that is moved to a device leaves the sizes of its own machine behind: slots, batches, cells and types of
-    K and V are then what follows from the device. Its workload and everything else stay.
+    A scenario that is moved to a device or an engine leaves the sizes of its own machine behind: slots, batches, cells
+    and types of K and V are then what follows from the device; and for an engine, the scheduler and policy of another.
+    Its workload and everything else stay.
     """
     data = {name: dict(section) if isinstance(section, dict) else section for name, section in data.items()}
     machine = data.setdefault("machine", {})
@@ -140,14 +217,34 @@ def table_on(data: dict[str, Any], model: str | None, device: str | None) -> dic
         if machine.get("device") is not None and section.get("name") != model:
             data.get("cache", {}).pop("cells", None)  # What another model leaves of the device.
         section["name"] = model
+    for name, key in left_behind(data, device, engine):
+        del data[name][key]
     if device is not None:
-        if machine.get("device") != device:
-            for section, keys in _SIZES.items():
-                for key in keys:
-                    data.get(section, {}).pop(key, None)
         machine["device"] = device
         machine.pop("profile", None)
     return data
+
+
+def left_behind(data: dict[str, Any], device: str | None, engine: str | None = None) -> list[tuple[str, str]]:
+    """The keys of a scenario's table that ``table_on`` leaves behind, each with its section."""
+    named = None if engine is None else _engine_named(data)
+    moved = device is not None and data.get("machine", {}).get("device") != device
+    left = dict(_SIZES) if moved or (named is not None and named[0] != engine) else {}
+    if named is not None and named[0] != engine:
+        left = {"server": ("scheduler", *left["server"]), "cache": ("policy", *left["cache"])}
+    return [(name, key) for name, keys in left.items() for key in keys if key in data.get(name, {})]
+
+
+def left_aside(
+    label: str, data: dict[str, Any], device: str | None, engine: str | None, but: Collection[str] = ()
+) -> str:
+    """A line for what a scenario's table says and ``table_on`` leaves behind, save keys ``but``; empty if nothing."""
+    keys = [(name, key) for name, key in left_behind(data, device, engine) if f"{name}.{key}" not in but]
+    said = ", ".join(f"{name}.{key} = {data[name][key]}" for name, key in keys)
+    return said and (
+        f"{label}: {said}: left aside, as of another machine than {device}; to keep them, write "
+        f'device = "{device}" in the file\'s [machine]'
+    )
 
 
 def described(scenario: Scenario) -> str | None:
@@ -161,6 +258,10 @@ def described(scenario: Scenario) -> str | None:
     whole = "the model's whole context" if cache.cells == context else "what is left of its memory"
     flag = "--max-num-seqs" if vllm else "--parallel"
     items = {
+        "weights": (
+            machine.weights is not None and "weights" not in machine.model_fields_set,
+            weights_assumed(machine.weights or ""),
+        ),
         "cells": ("cells" not in cache.model_fields_set, blocks if vllm else f"{cache.cells:,} cells, {whole}"),
         "slots": ("slots" not in server.model_fields_set, f"{server.slots} sequences at a time ({flag})"),
         "n_batch": (
@@ -182,10 +283,12 @@ def beyond_memory(scenario: Scenario) -> list[str]:
     machine, cache, model = scenario.machine, scenario.cache, scenario.model.name
     if machine.device is None or "cells" not in cache.model_fields_set:
         return []
-    on: dict[str, Any] = {"tp": machine.tensor_parallel, "weights": machine.weights}
+    on: dict[str, Any] = {"tp": machine.tensor_parallel, "ep": machine.expert_parallel, "weights": machine.weights}
     table = scenario.model_dump(include={"machine", "server", "cache"})
     if engine_on(table, machine.device, model, machine.weights) == "llamacpp":
-        held = llamacpp_cells(model, machine.device, type_k=cache.type_k, type_v=cache.type_v, most=MOST_CONTEXT, **on)
+        types = (cache.type_k, cache.type_v, machine.n_gpu_layers, machine.n_cpu_moe)
+        of = Served("llamacpp", machine.device, model, on["tp"], on["weights"], *types)
+        held = llamacpp_cells(replace(of, flash_attn=cache.kernel != "masked"), most=MOST_CONTEXT)
     else:
         sizes: dict[str, Any] = {
             "batch": scenario.n_batch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from math import log, sqrt
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Discriminator, FailFast, Field, field_validator, model_validator
@@ -77,6 +78,28 @@ class LognormalLengths(_BoundedLengths):
     sigma: Annotated[float, Field(ge=0, le=10)]
 
 
+class MeanLengths(LengthsSection):
+    """Lognormal lengths around ``mean`` tokens, with the coefficient of variation ``cv``; none above 4 times the mean.
+
+    The default ``cv`` lies between that of RAGPulse's prompts (0.35) and those of the outputs of RAGPulse, Mooncake's
+    and Azure's conversations (0.71 to 0.77); 0 is a fixed length.
+    """
+
+    kind: Literal["mean"]
+    mean: Annotated[float, Field(ge=1, le=MAX_TOKENS / 4)]
+    cv: Annotated[float, Field(ge=0, le=3)] = 0.5
+
+    @property
+    def longest(self) -> int:
+        """The longest possible length."""
+        return round(self.mean * (4 if self.cv else 1))
+
+    def build(self) -> workloads.Lengths:
+        """Build the distribution."""
+        variance = log(1 + self.cv**2)
+        return workloads.Lognormal(log(self.mean) - variance / 2, sqrt(variance), 1, self.longest)
+
+
 class GammaLengths(_BoundedLengths):
     """Gamma distribution with mean ``shape * scale`` tokens, limited to [min, max]."""
 
@@ -134,7 +157,8 @@ class EmpiricalLengths(LengthsSection):
 
 
 AnyLengths = Annotated[
-    FixedLengths | LognormalLengths | GammaLengths | ZipfLengths | EmpiricalLengths, Discriminator("kind")
+    FixedLengths | LognormalLengths | MeanLengths | GammaLengths | ZipfLengths | EmpiricalLengths,
+    Discriminator("kind"),
 ]
 
 
@@ -169,7 +193,7 @@ class GivenPromptLengths(Section):
 
 
 AnyOutputs = Annotated[
-    FixedLengths | LognormalLengths | GammaLengths | ZipfLengths | EmpiricalLengths | GivenPromptLengths,
+    FixedLengths | LognormalLengths | MeanLengths | GammaLengths | ZipfLengths | EmpiricalLengths | GivenPromptLengths,
     Discriminator("kind"),
 ]
 """Distributions of output lengths, which may depend on the prompt."""

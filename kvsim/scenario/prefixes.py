@@ -7,6 +7,8 @@ found over the prompt tokens of all requests.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvsim.scenario.content import content_of
@@ -23,7 +25,7 @@ class Lookup(NamedTuple):
 
     tokens: int
     """Prompt tokens that are looked up."""
-    keys: list[Key]
+    keys: Sequence[Key]
     """The keys of all blocks that are cached in the end, in order."""
     asked: int
     """Number of keys, from the first, that are looked up."""
@@ -64,22 +66,18 @@ class InfiniteCache:
     def serve(self, request: Request) -> Lookup:
         """Look a request up, then cache what it leaves."""
         lookup = lookup_of(request, self._block_size, self._prefixes)
-        known, found, fresh = self._asked_for, 0, 0
-        if request.content:
-            for key in lookup.keys[: lookup.asked]:
-                before = known.get(key)
-                found += before is not None
-                fresh += not before
-                known[key] = True
-            for key in lookup.keys[lookup.asked :]:
+        known, keys, asked, found, old = self._asked_for, lookup.keys, lookup.asked, 0, 0
+        if request.content:  # A block is known, or was looked up, only where all blocks before it are and were.
+            found = bisect_left(keys, True, hi=asked, key=lambda key: key not in known)
+            old = bisect_left(keys, True, hi=found, key=lambda key: not known[key])
+            known.update(dict.fromkeys(keys[old:asked], True))
+            for key in keys[asked:]:
                 known.setdefault(key, False)
-        else:
-            fresh = lookup.asked
         self._tokens += lookup.tokens
-        self._blocks += lookup.asked
-        self._distinct += fresh
+        self._blocks += asked
+        self._distinct += asked - old
         self._found += found
-        self.capacity += len(lookup.keys) - found
+        self.capacity += len(keys) - found
         return lookup
 
     @property

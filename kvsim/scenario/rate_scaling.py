@@ -23,7 +23,7 @@ def scale_rate(workload: dict[str, Any], factor: float) -> dict[str, Any]:
         raise UserError("workload.kind: batch: everything arrives at once; there is no load to change")
     if kind == "mix":
         return {**workload, "parts": [scale_rate(part, factor) for part in workload["parts"]]}
-    if kind == "closed-loop":
+    if kind in ("closed-loop", "users"):
         return {**workload, "users": max(1, round(workload["users"] * factor))}
     if kind in _SESSIONS:
         return {**workload, "rate": workload["rate"] * factor}

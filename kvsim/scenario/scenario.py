@@ -23,8 +23,10 @@ from pydantic_core import ErrorDetails
 import workloads
 from kvsim.costs.shipped import is_shipped
 from kvsim.errors import UserError, choices, did_you_mean, no_such, unknown
+from kvsim.files import MEGABYTE, text_of
 from kvsim.model.engine_versions import ENGINE_VERSIONS, LLAMACPP_B4666, PRESENT, EngineVersion
 from kvsim.scenario.builtin import builtin_names, builtin_text
+from kvsim.scenario.cluster_section import ClusterSection, ServersSection
 from kvsim.scenario.content import content_of
 from kvsim.scenario.device_defaults import table_on, with_device_defaults
 from kvsim.scenario.section import Section, WorkloadSection
@@ -33,8 +35,10 @@ from kvsim.scenario.server_defaults import (
     TODAYS_SERVERS,
     other_names,
     present_name,
+    with_own_scheduler,
     with_present_names,
     with_server_defaults,
+    with_types,
     without_other_names,
 )
 from kvsim.scenario.serving_sections import CacheSection, MachineSection, ModelSection, ServerSection
@@ -54,6 +58,11 @@ _CONTEXT_UNIT, _EARLY_CONTEXT_UNIT = 256, 32
 unless flash attention is on."""
 _EARLY_LEAST_BATCH = 64
 """llama.cpp of early 2025 raises ``--batch-size`` to this (``GGML_KQ_MASK_PAD``)."""
+
+
+_MOST_DOTS = 100
+_OF_ENGINES = ("server", "cache", "machine")
+"""Sections of which much follows from an engine or a device."""
 
 
 def engine_version(policy: str) -> EngineVersion | None:
@@ -79,6 +88,7 @@ class Scenario(Section):
     server: ServerSection = ServerSection()
     cache: CacheSection = CacheSection()
     machine: MachineSection = MachineSection()
+    cluster: ClusterSection = ClusterSection()
     folder: Annotated[Path, Field(exclude=True, repr=False)] = Path()
     """The folder at which relative paths start; not part of the file."""
 
@@ -97,9 +107,11 @@ class Scenario(Section):
         if not isinstance(data, dict):
             return validate(data)
         data, of_device = with_device_defaults(with_present_names(data))
+        data, of_policy = with_own_scheduler(data)
         data, of_server = with_server_defaults(data)
+        data, of_model = with_types(data)
         scenario = validate(data)
-        for section, key in of_device | of_server:
+        for section, key in of_policy | of_device | of_server | of_model:
             getattr(scenario, section).model_fields_set.discard(key)
         return scenario
 
@@ -113,22 +125,17 @@ class Scenario(Section):
             raise ValueError("server.preemption: there is nowhere to swap to; give cache.host_cells")
         if self.server.prefetch != "none" and not self.cache.host_cells:
             raise ValueError("server.prefetch: there is nothing to bring back from; give cache.host_cells")
-        self.check_slots()
-        return self
-
-    def check_slots(self) -> None:
-        """Raise ``ValueError`` if the slots are too small, which depends on the policy where a share is assumed."""
         if self.slot_context < 2:
             raise ValueError(
                 f"cache.cells ({self.cache.cells}) shared out over server.slots ({self.server.slots}) leaves "
                 f"{self.slot_context} tokens a slot; at least 2 are needed"
             )
+        return self
 
     def under(self, policy: str) -> Scenario:
-        """The scenario with another policy, whose engine's defaults apply where the scenario says nothing."""
-        if policy == self.cache.policy:
-            return self
-        return self.model_copy(update={"cache": self.cache.model_copy(update={"policy": policy})})
+        """The scenario with another policy: where it says nothing, all is as in the policy's engine: the scheduler, the
+        sizes and, on a device, the times. Raises ``UserError`` where that cannot be."""
+        return self if policy == self.cache.policy else load_scenario(self, cache__policy=policy)
 
     @property
     def engine(self) -> EngineVersion | None:
@@ -253,15 +260,29 @@ class Scenario(Section):
         """Build the workload. Raises ``WorkloadError`` if a trace cannot be read."""
         return self.workload.build_limited(self.seed, self.folder)
 
+    @property
+    def servers(self) -> tuple[Scenario, ...]:
+        """The scenario of each server of the cluster, as if it were alone. Raises ``UserError``."""
+        found = list[Scenario]()
+        for group in self.cluster.servers or (ServersSection(count=self.cluster.replicas),):
+            data = self.model_dump(exclude_unset=True, exclude={"cluster", "folder"})
+            for section in _OF_ENGINES:
+                data[section] = {**data.get(section, {}), **getattr(group, section)}
+            found += [validated(data, f"{self.name}: cluster.servers", self.folder)] * group.count
+        return tuple(found)
+
     def _file(self, name: str) -> bool:
         try:
             return (self.folder / name).is_file()
         except (OSError, ValueError):
             return False
 
-    def to_toml(self) -> str:
-        """The scenario as TOML, with all defaults."""
+    def to_toml(self, *, left_open: bool = False) -> str:
+        """The scenario as TOML, with all defaults; ``left_open``: without those that may follow from a policy that it
+        is run under, so that they do so again."""
         table = self.model_dump(mode="json")
+        if left_open:
+            table |= {name: getattr(self, name).model_dump(mode="json", exclude_unset=True) for name in _OF_ENGINES}
         workload, machine = table["workload"], table["machine"]
         for section, key in (
             (machine, "profile"),
@@ -270,7 +291,7 @@ class Scenario(Section):
             # Absolute paths, so that the scenario can be run from any folder.
             if key in section and not is_shipped(section[key]) and self._file(section[key]):
                 section[key] = str((self.folder / section[key]).resolve())
-        if self.auto_slots:
+        if self.auto_slots and not left_open:
             table["server"]["slots"] = AUTO
         unset = list(_unset(table))
         text = tomli_w.dumps(_without_none(table))
@@ -294,7 +315,7 @@ def load_scenario(
     data, label, folder = table_of(source)
     if isinstance(model, dict):
         changes["model"], model = model, None
-    data = table_on(data, model, changes.pop("machine__device", device))
+    data = table_on(data, model, changes.pop("machine__device", device), changes.get("machine__engine"))
     for key, value in changes.items():
         set_key(label, data, key.split("__"), value)
     return validated(data, label, folder)
@@ -361,7 +382,13 @@ def read_toml(source: str | Path, if_missing: str) -> dict[str, Any]:
     """Read a TOML file. Raises ``UserError``, with the text ``if_missing`` if there is no such file."""
     name = str(source)
     try:
-        return tomllib.loads(Path(source).read_text(encoding="utf-8-sig"))
+        text = text_of(Path(source), MEGABYTE, "utf-8-sig")
+        # Python's reader takes time that grows with the square of a key's parts, or more.
+        if any(part.count(".") > _MOST_DOTS for part in re.split(r"[=\n,{}\[\]\"']", text)):
+            raise UserError(f"{name}: a key has more than {_MOST_DOTS} dots; the keys of such a file have few")
+        return tomllib.loads(text)
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"{name}: {if_missing}") from None
     except OSError as e:

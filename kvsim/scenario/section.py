@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 import workloads
 
+MAX_COUNT = 2**31 - 1
+"""The most of what engines count in 32 bits; compiled code counts in 64, sums and products included."""
+PositiveInt = Annotated[int, Field(gt=0, le=MAX_COUNT)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Several = Annotated[int, Field(ge=2, le=MAX_COUNT)]
 MAX_ENTRIES = 10_000
 """The most entries of a list in a scenario file."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvsim.errors import no_such
 from kvsim.model import engine_versions
+from kvsim.model.engine_shapes import is_engine_model
+from policies import current_name, engine_of
 from policies.registry import Registry
 
 SCHEDULERS = Registry(
@@ -42,23 +44,6 @@ EARLY_DEFAULTS: dict[str, tuple[Any, str]] = {
 }
 """What llama-server of early 2025 does otherwise than today's where no flag says (``common/common.h`` of b4875): keys
 of the section ``server``, their values, and these in words."""
-
-_OF_LLAMA = ("context_shift", "n_keep", "n_discard", "cache_prompt", "slot_prompt_similarity", "keep_idle_slots")
-_OF_VLLM = ("chunked_prefill", "long_prefill_threshold", "reserve_full", "async_scheduling", "order")
-_SERVER_KEYS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys((*_OF_LLAMA, "cache_reuse"), (*TODAYS_SERVERS, EARLY_SERVER)),
-    **dict.fromkeys(("cache_ram", "cache_idle_slots"), TODAYS_SERVERS),
-    **dict.fromkeys((*_OF_VLLM, "longest_prefix_limit"), ("vllm",)),
-}
-"""Keys of the section ``server`` that only some schedulers look at."""
-
-
-def unused_keys(scheduler: str, stated: Iterable[str]) -> list[str]:
-    """Stated keys of the section ``server`` that a built-in scheduler does not look at; what others do is not known."""
-    if scheduler not in SCHEDULERS.built_in:
-        return []
-    return [key for key, schedulers in _SERVER_KEYS.items() if key in stated and scheduler not in schedulers]
-
 
 _NAMES = {
     ("server", "slot_similarity"): ("server", "slot_prompt_similarity"),
@@ -108,6 +93,37 @@ def with_present_names(data: dict[str, Any]) -> dict[str, Any]:
         data = {**data, section: {k: v for k, v in given.items() if k != name}}
         data[owner] = {**data.get(owner, {}), key: given[name]}
     return data
+
+
+def own_scheduler(policy: str) -> str | None:
+    """The scheduler of the engine that a policy stands for; None for a layout of our own."""
+    engine = engine_versions.ENGINE_VERSIONS.get(engine_of(current_name(policy)))
+    return None if engine is None else engine.scheduler
+
+
+def with_own_scheduler(data: dict[str, Any]) -> tuple[dict[str, Any], frozenset[tuple[str, str]]]:
+    """The table of a scenario that names no scheduler, with that of the engine whose policy it names, and the keys
+    that were filled in."""
+    server, cache = data.get("server", {}), data.get("cache", {})
+    if not (isinstance(server, dict) and isinstance(cache, dict)) or server.get("scheduler") is not None:
+        return data, frozenset()
+    own = own_scheduler(str(cache.get("policy", "")))
+    return (
+        ({**data, "server": {**server, "scheduler": own}}, frozenset({("server", "scheduler")}))
+        if own
+        else (data, frozenset())
+    )
+
+
+def with_types(data: dict[str, Any]) -> tuple[dict[str, Any], frozenset[tuple[str, str]]]:
+    """The table of a scenario with K and V as engines keep them, and the keys that were filled in; those of models that
+    the NumPy engine runs are as it keeps them."""
+    model, cache = data.get("model", {}), data.get("cache", {})
+    name = model.get("name") if isinstance(model, dict) else None
+    if not isinstance(name, str) or is_engine_model(name) or not isinstance(cache, dict):
+        return data, frozenset()
+    found = {key: "f16" for key in ("type_k", "type_v") if cache.get(key) is None}
+    return {**data, "cache": {**cache, **found}}, frozenset(("cache", key) for key in found)
 
 
 def with_server_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozenset[tuple[str, str]]]:

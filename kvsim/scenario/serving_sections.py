@@ -5,17 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
 from kvsim.costs.memory_settings import Engine
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.engine_shapes import ModelShape, Storage, is_engine_model, shape_of
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.model.memory_shapes import memory_shape
-from kvsim.scenario.section import Section
+from kvsim.scenario.section import NonNegativeInt, PositiveInt, Section, Several
 from kvsim.scenario.server_defaults import SCHEDULERS, known_in
 from policies import AdmissionRuleName, FreeOrder, Kernel, SearchName, current_name
 from policies.paging.eviction import EVICTION_ORDERS
+from policies.paging.host_chunks import OffloadOrder
 
 
 def _shape(name: str) -> ModelShape | MemoryShape:
@@ -57,7 +58,7 @@ class ServerSection(Section):
     n_ubatch: PositiveInt | None = None
     """The most tokens in one forward pass (``--ubatch-size``), by default as in that engine. Under ``vllm`` each step
     is one pass."""
-    slot_context: Annotated[int, Field(ge=2)] | None = None
+    slot_context: Several | None = None
     """The most tokens in one slot; by default all cells of a unified cache, or an equal share of a divided one."""
     context_shift: bool = False
     """llama-server: a full slot discards tokens and goes on, instead of ending (``--context-shift``)."""
@@ -132,7 +133,7 @@ class CacheSection(Section):
     of Llama 3.1 8B in 16 bits where pages have 64 KiB."""
     threshold: Annotated[float, Field(ge=0, le=1)] = LLAMACPP_B4666.threshold
     """Fragmentation ratio above which the threshold trigger starts compaction (``--defrag-thold``)."""
-    window: Annotated[int, Field(ge=2)] = 256
+    window: Several = 256
     """Tokens that a ring or a sliding window keeps for each sequence."""
     full_layers: Annotated[int, Field(ge=1, le=1000)] = 1
     """Two-level pages: layers with full attention, for so many ``window_layers``; only the ratio matters."""
@@ -140,7 +141,7 @@ class CacheSection(Section):
     """Two-level pages: layers with a sliding window, for so many ``full_layers``."""
     sinks: NonNegativeInt = 4
     """First tokens of each sequence that a ring never overwrites, and StreamingLLM never evicts."""
-    budget: Annotated[int, Field(ge=2)] = 256
+    budget: Several = 256
     """Token eviction: tokens that each sequence keeps in each group of layers."""
     budget_groups: Annotated[int, Field(ge=1, le=128)] = 1
     """Token eviction: equal groups of layers, each of which evicts by itself and has blocks of its own."""
@@ -157,9 +158,9 @@ class CacheSection(Section):
     kernel: Kernel | None = None
     """How attention reads the cache; by default the kernel of the policy."""
     type_k: Storage = "f32"
-    """Storage type of keys (``--cache-type-k``)."""
+    """Storage type of keys (``--cache-type-k``); f16 for models that the NumPy engine does not run, as in engines."""
     type_v: Storage = "f32"
-    """Storage type of values (``--cache-type-v``)."""
+    """Storage type of values (``--cache-type-v``); by default as for keys."""
     prefix_cache: bool = True
     """Paged: full blocks are reused by their content (``--enable-prefix-caching``)."""
     eviction: Annotated[str, AfterValidator(partial(known_in, EVICTION_ORDERS))] = "lru"
@@ -176,7 +177,16 @@ class CacheSection(Section):
     """Paged, ``admission = "expected"``: the larger, the more running requests are expected to generate
     (SGLang's ``--schedule-conservativeness``)."""
     host_cells: Annotated[int, Field(ge=0, le=2**26)] = 0
-    """Paged: cells in host memory, for blocks that are evicted or swapped out."""
+    """Paged: cells in host memory, for blocks that are evicted or swapped out; ``vllm``: for chunks of blocks, which
+    are copied beside the steps, as by vLLM's OffloadingConnector (``--kv-offloading-size``)."""
+    offload_order: OffloadOrder = "lru"
+    """vllm: which chunk in host memory is evicted first (``eviction_policy``)."""
+    offload_blocks: PositiveInt = 1
+    """vllm: blocks in a chunk (``blocks_per_chunk``)."""
+    offload_store_threshold: NonNegativeInt = 0
+    """vllm: how often a chunk must have been computed before it is stored (``store_threshold``); below 2: at once."""
+    offload_answers: bool = False
+    """vllm: chunks of answers are stored, too, not only those of prompts (``offload_prompt_only``, the reverse)."""
 
 
 class MachineSection(Section):
@@ -192,10 +202,21 @@ class MachineSection(Section):
     which has the type of weights, and that which people run on such a device."""
     tensor_parallel: PositiveInt = 1
     """Devices that share the model (``--tensor-parallel-size``)."""
+    expert_parallel: PositiveInt = 1
+    """vLLM: servers that divide the experts of the model, and step together: all those of ``cluster``
+    (``--data-parallel-size`` with ``--enable-expert-parallel``)."""
     weights: str | None = None
     """Storage type of the weights on a device, unless it is the model's own."""
+    n_gpu_layers: NonNegativeInt | None = None
+    """llama.cpp: layers on the device, of which the head is one; the CPU has the others (``-ngl``). By default all."""
+    n_cpu_moe: NonNegativeInt = 0
+    """llama.cpp: layers whose experts the CPU has (``--n-cpu-moe``)."""
+    cpu_gb_s: PositiveFloat | None = None
+    """llama.cpp: bandwidth of the computer's memory, from which layers on the CPU are read, 10**9 bytes/s by its data
+    sheet; by default that of the device's file, or 89.6, of two channels of DDR5-5600."""
     host_gb_s: PositiveFloat | None = None
-    """Bandwidth to the host tier, 10**9 bytes/s; by default that of copies inside the cache, by the profile."""
+    """Bandwidth to the host tier, 10**9 bytes/s; by default that of the device's bus, without a device that of copies
+    inside the cache, by the profile."""
     host_latency_s: NonNegativeFloat = 0.0
     """Seconds before each run of cells on the way to or from the host tier; only with ``host_gb_s``."""
     map_page_us: NonNegativeFloat = 0.0

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UserError
-from kvsim.scenario.builtin import builtin_names
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.scenario.trace_sections import TRACES, is_registered
 from workloads import sniff
@@ -18,11 +17,6 @@ from workloads.traces.table_row import Time
 
 _BLOCK_TOKENS = {"mooncake": mooncake.BLOCK_TOKENS, "weka": weka.BLOCK_TOKENS}
 """Tokens in the blocks that a trace names, by its kind."""
-
-
-def is_trace(name: str) -> bool:
-    """Whether what a user names is a trace file rather than a scenario: neither built in nor TOML."""
-    return name not in builtin_names() and not name.endswith(".toml") and "." in Path(name).name
 
 
 def trace_scenario(

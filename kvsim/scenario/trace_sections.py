@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, StringConstraints, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, StringConstraints, field_validator
 
 import workloads
-from kvsim.scenario.section import Section, WorkloadSection
+from kvsim.scenario.section import PositiveInt, Section, WorkloadSection
 
 
 class TraceWorkload(WorkloadSection):
@@ -87,6 +87,12 @@ class ObservedWorkload(TraceWorkload):
     kind: Literal["observed"]
     sessions: bool = True
     """Requests that go on from an earlier answer come as long after it as they did; if false, each at its own time."""
+
+
+class LogWorkload(TraceWorkload):
+    """A log of one's own: of a server, a proxy or a benchmark; see ``workloads.traces.own_logs``."""
+
+    kind: Literal["log"]
 
 
 class WekaWorkload(TraceWorkload):
@@ -169,6 +175,7 @@ TRACES: dict[str, type[TraceWorkload]] = {
     "weka": WekaWorkload,
     "recorded": RecordedWorkload,
     "observed": ObservedWorkload,
+    "log": LogWorkload,
     "table": TableWorkload,
 }
 """Sections of traces by ``kind``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
@@ -10,7 +11,6 @@ from pydantic import (
     Discriminator,
     FailFast,
     Field,
-    PositiveInt,
     Tag,
     TypeAdapter,
     ValidationError,
@@ -20,13 +20,21 @@ from pydantic import (
 
 import workloads
 from kvsim.errors import no_such
-from kvsim.scenario.length_sections import AnyLengths, AnyOutputs, FixedLengths, LognormalLengths, refuse_decreasing
+from kvsim.scenario.length_sections import (
+    AnyLengths,
+    AnyOutputs,
+    FixedLengths,
+    LognormalLengths,
+    MeanLengths,
+    refuse_decreasing,
+)
 from kvsim.scenario.named_workloads import NAMED, named_section
-from kvsim.scenario.section import MAX_ENTRIES, WorkloadSection, entries
+from kvsim.scenario.section import MAX_ENTRIES, PositiveInt, Several, WorkloadSection, entries
 from kvsim.scenario.trace_sections import (
     REGISTERED,
     AzureWorkload,
     BurstGptWorkload,
+    LogWorkload,
     MooncakeWorkload,
     ObservedWorkload,
     RagPulseWorkload,
@@ -59,6 +67,8 @@ class GeneratedWorkload(WorkloadSection):
     output_tokens: AnyOutputs = _CHAT_OUTPUT
     correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0
     """Spearman's rank correlation of prompt and output lengths."""
+    shared_tokens: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Tokens with which every prompt begins, the same in all; of shorter prompts all but the last."""
 
     @model_validator(mode="after")
     def _one_dependence(self) -> GeneratedWorkload:
@@ -71,7 +81,8 @@ class GeneratedWorkload(WorkloadSection):
     def build(self, seed: int, folder: Path) -> workloads.Workload:
         """Build the workload."""
         lengths = self.prompt_tokens.build(), self.output_tokens.build()
-        return workloads.Synthetic(seed, self.requests, self._gaps(), *lengths, self._users(), self.correlation)
+        process = seed, self.requests, self._gaps()
+        return workloads.Synthetic(*process, *lengths, self._users(), self.correlation, self.shared_tokens)
 
     if TYPE_CHECKING:
 
@@ -221,19 +232,14 @@ class ClosedLoopWorkload(GeneratedWorkload):
         return workloads.poisson_gaps(1 / self.think_s) if self.think_s else workloads.no_gaps
 
     def _users(self) -> int | None:
-        return self.users
+        return min(self.users, self.requests)  # Others would never ask.
 
 
 class ConversationsWorkload(WorkloadSection):
-    """The keys of sessions and agents; see ``workloads.Sessions``."""
+    """The keys of all conversations; see ``workloads.Sessions``."""
 
     count_key: ClassVar[str] = "sessions"
     """The key with the number of conversations, each of one request or more."""
-    kind: Literal["sessions", "agents"]
-    rate: Rate = 1.0
-    """New sessions/s."""
-    cv: Annotated[float, Field(ge=0.01, le=100)] = 1.0
-    """Coefficient of variation of the gamma gaps between sessions: 1 is Poisson, above 1 is bursty."""
     sessions: Annotated[int, Field(ge=1, le=10**7)] = 100
     turns: AnyLengths = LognormalLengths(kind="lognormal", mu=1.2, sigma=0.6, min=1, max=20)
     """Requests in a session; draws above 1000 are cut to 1000."""
@@ -246,7 +252,7 @@ class ConversationsWorkload(WorkloadSection):
     output_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=3.7, sigma=0.6, min=1, max=300)
     think_s: Seconds = 2.0
     """Mean seconds between an answer and the next message; exponential."""
-    max_context: Annotated[int, Field(ge=2)] | None = None
+    max_context: Several | None = None
     """A session ends before the first further turn whose prompt and output would exceed this many tokens."""
 
     @field_validator("turns")
@@ -262,7 +268,7 @@ class ConversationsWorkload(WorkloadSection):
         return workloads.Sessions(
             seed,
             self.sessions,
-            workloads.gamma_gaps(self.rate, self.cv),
+            self._gaps(),
             self.turns.build(),
             self.system_prompts,
             self.system_tokens.build(),
@@ -272,20 +278,41 @@ class ConversationsWorkload(WorkloadSection):
             self.think_s,
             self.max_context,
             self._tools(),
+            **self._of_users(),
         )
 
     def _tools(self) -> workloads.Tools | None:
         """How often agents call tools."""
         return None
 
+    def _gaps(self) -> workloads.Gaps:
+        """The gaps between the starts of sessions; none where users begin them."""
+        return workloads.no_gaps
 
-class SessionsWorkload(ConversationsWorkload):
+    def _of_users(self) -> dict[str, Any]:
+        """What users add to the workload."""
+        return {}
+
+
+class ArrivingConversations(ConversationsWorkload):
+    """The keys of conversations that begin by the clock."""
+
+    rate: Rate = 1.0
+    """New sessions/s."""
+    cv: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    """Coefficient of variation of the gamma gaps between sessions: 1 is Poisson, above 1 is bursty."""
+
+    def _gaps(self) -> workloads.Gaps:
+        return workloads.gamma_gaps(self.rate, self.cv)
+
+
+class SessionsWorkload(ArrivingConversations):
     """Conversations of several turns under shared system prompts; see ``workloads.Sessions``."""
 
     kind: Literal["sessions"]
 
 
-class AgentsWorkload(ConversationsWorkload):
+class AgentsWorkload(ArrivingConversations):
     """Agents in a loop: a model call, the result of a tool, the next call, and sometimes a message of the user.
 
     The defaults follow 17 sessions of a coding agent (callanjfox/kv-cache-tester, Apache-2.0), with all lengths divided
@@ -304,7 +331,7 @@ class AgentsWorkload(ConversationsWorkload):
     user_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=1.1, sigma=1.5, min=1, max=100)
     output_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=2.0, sigma=0.8, min=1, max=75)
     think_s: Seconds = 20.0
-    max_context: Annotated[int, Field(ge=2)] | None = 2048
+    max_context: Several | None = 2048
     tool_share: Annotated[float, Field(ge=0, le=1)] = 0.93
     """Share of the turns after the first that bring the result of a tool."""
     result_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=2.6, sigma=1.7, min=1, max=500)
@@ -313,6 +340,37 @@ class AgentsWorkload(ConversationsWorkload):
 
     def _tools(self) -> workloads.Tools:
         return workloads.Tools(self.tool_share, self.result_tokens.build(), self.tool_s)
+
+
+class UsersWorkload(ConversationsWorkload):
+    """``users`` people or agents; each thinks, asks and waits for the answer, for ``turns`` requests, and begins anew.
+
+    By default each request is a conversation of its own, and there is no shared system prompt.
+    """
+
+    kind: Literal["users"]
+    users: Annotated[int, Field(ge=1, le=10**6)]
+    sessions: Annotated[int, Field(ge=1, le=10**7)] = 400
+    """Conversations of all users together."""
+    turns: AnyLengths = FixedLengths(kind="fixed", value=1)
+    system_prompts: Annotated[int, Field(ge=0, le=10**6)] = 0
+    first_tokens: AnyLengths
+    """Tokens of the first message of a conversation, without the system prompt."""
+    user_tokens: AnyLengths = MeanLengths(kind="mean", mean=100)
+    """Tokens of each further message."""
+    output_tokens: AnyLengths
+    think_s: Seconds = 0.0
+    """Mean seconds between an answer and the next message, also the first of a conversation; exponential."""
+    tool_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the turns after the first that bring the result of a tool, of ``user_tokens`` too."""
+    tool_s: Seconds = 1.0
+    """Mean seconds between a call and its result; exponential."""
+
+    def _tools(self) -> workloads.Tools | None:
+        return workloads.Tools(self.tool_share, self.user_tokens.build(), self.tool_s) if self.tool_share else None
+
+    def _of_users(self) -> dict[str, Any]:
+        return {"first_tokens": self.first_tokens.build(), "users": self.users}
 
 
 class NamedWorkload(WorkloadSection):
@@ -347,7 +405,7 @@ class NamedWorkload(WorkloadSection):
         return self
 
     def _section(self) -> Any:
-        return TypeAdapter(AnyWorkload).validate_python(named_section(self.name, self.requests, self.rate))
+        return workload_adapter().validate_python(named_section(self.name, self.requests, self.rate))
 
 
 def _workload_kind(value: Any) -> str:
@@ -362,7 +420,7 @@ def _mixable(value: Any) -> Any:
         return value
     if value.get("kind") == "mix":
         raise ValueError("a mix cannot be part of a mix; name its parts here")
-    if value.get("kind") == "closed-loop":
+    if value.get("kind") in ("closed-loop", "users"):
         raise ValueError("a closed loop cannot be part of a mix: its requests have no arrival times")
     return {"kind": "poisson", **value}
 
@@ -382,6 +440,7 @@ _Open = (
     | Annotated[WekaWorkload, Tag("weka")]
     | Annotated[RecordedWorkload, Tag("recorded")]
     | Annotated[ObservedWorkload, Tag("observed")]
+    | Annotated[LogWorkload, Tag("log")]
     | Annotated[TableWorkload, Tag("table")]
     | Annotated[RegisteredWorkload, Tag(REGISTERED)]
     | Annotated[NamedWorkload, Tag("named")]
@@ -410,8 +469,19 @@ class MixWorkload(WorkloadSection):
 
 
 AnyWorkload = Annotated[
-    _Open | Annotated[ClosedLoopWorkload, Tag("closed-loop")] | Annotated[MixWorkload, Tag("mix")],
+    _Open
+    | Annotated[ClosedLoopWorkload, Tag("closed-loop")]
+    | Annotated[UsersWorkload, Tag("users")]
+    | Annotated[MixWorkload, Tag("mix")],
     Discriminator(_workload_kind),
 ]
+
+
+@cache
+def workload_adapter() -> TypeAdapter[Any]:
+    """Makes a section of a table; it takes long to build."""
+    return TypeAdapter(AnyWorkload)
+
+
 _KINDS = {tag.tag for part in get_args(get_args(AnyWorkload)[0]) for tag in get_args(part)[1:]} - {REGISTERED}
 """The kinds that have a section of their own."""

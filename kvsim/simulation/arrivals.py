@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import simpy
 
 from kvsim.simulation.job import Job
+from policies.compiled import mypyc_attr
 from workloads import Request, Workload
+from workloads.request import conversations
 
 Process = Generator[simpy.Event, None, None]
 Wait = Generator[simpy.Event, None, Sequence[Job] | None]
@@ -47,6 +50,7 @@ class Arrivals(Protocol):
         ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Inbox:
     """Live arrivals."""
 
@@ -166,7 +170,8 @@ Clients = Callable[[simpy.Environment, Inbox, Workload], Process]
 def send(env: simpy.Environment, inbox: Inbox, workload: Workload) -> Process:
     """Clients: every request at its arrival time, or in a closed loop whenever one of the users is ready.
 
-    Of a session, the first turn comes at its arrival time, the others when their user has read and thought.
+    Of a session, the first turn comes at its arrival time, the others when their user has read and thought; in a closed
+    loop, a user who is ready has the next session to himself.
     """
     if workload.users is None:
         talks, requests = _Talks(env), iter(workload)
@@ -186,8 +191,8 @@ def send(env: simpy.Environment, inbox: Inbox, workload: Workload) -> Process:
             talks.begin(_talk(env, inbox, _asked(inbox, first), later))
         yield from talks.last()
     else:
-        requests = iter(workload)
-        users = [env.process(_user(env, inbox, requests)) for _ in range(workload.users)]
+        groups = conversations(workload)
+        users = [env.process(_user(env, inbox, chain.from_iterable(groups))) for _ in range(workload.users)]
         yield env.all_of(users)
     inbox.close()
 

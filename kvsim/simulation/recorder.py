@@ -88,9 +88,24 @@ class Recorder:
         self.prefetched_cells = 0
         self.prefetch_wait_s = 0.0
         """Seconds that steps waited for prefetches under way."""
+        self.offloads = False
+        """Whether chunks are copied to host memory and back beside the steps."""
+        self.chunk_loads = 0
+        """Times that a request waited for chunks to be loaded."""
+        self.chunk_tokens = 0
+        """Tokens that were found in them."""
+        self.load_wait_s = 0.0
+        """Seconds that the requests waited for them, summed up."""
+        self.store_wait_s = 0.0
+        """Seconds that steps waited until blocks had been stored that were given to others."""
         self._time_breakdown = time_breakdown if tables else None
         self._passes = PassLog() if tables else None
         self._digest = hashlib.blake2b(digest_size=16) if digest else None
+
+    def add(self, other: Recorder) -> None:
+        """Count what another server has done as well; states and tables stay as they are."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def arrived(self, job: Job) -> None:
         """A request has come to the server."""
@@ -111,6 +126,24 @@ class Recorder:
             self.prefix_found += held
         else:
             self.recomputed_tokens += max(job.furthest - held, 0)
+
+    def loading(self, job: Job, tokens: int) -> None:
+        """A request waits from now on until chunks with so many of its tokens have been loaded."""
+        self.chunk_loads += 1
+        self.chunk_tokens += tokens
+        if self._time_breakdown is not None:
+            self._time_breakdown.loading(job)
+
+    def loaded(self, job: Job, seconds: float) -> None:
+        """A request has waited so long for chunks, and need wait for them no more."""
+        self.load_wait_s += seconds
+        if self._time_breakdown is not None:
+            self._time_breakdown.loaded(job, seconds)
+
+    def held_back(self, by_cells: bool) -> None:
+        """Whether the next request in the queue, if there is one, was not admitted for want of cells."""
+        if self._time_breakdown is not None:
+            self._time_breakdown.short_of_cells = by_cells
 
     def preempted(self, job: Job) -> None:
         """A job has given up its slot and its cells."""
@@ -247,6 +280,13 @@ class Recorder:
         return Tables(requests_table(self.requests.jobs), states, cache, passes, causes)
 
 
+_COUNTS = (
+    *("forward_passes", "scores", "useful_scores", "failed_allocations", "batch_splits", "moved_cells", "move_runs"),
+    *("mapped_pages", "compactions", "context_shifts", "preemptions", "recomputed_tokens", "prefix_looked_up"),
+    *("prefix_found", "to_host_cells", "from_host_cells", "host_saves", "host_loads", "host_copy_s"),
+    *("prefetched_cells", "prefetch_wait_s"),
+)
+"""Counts of a recorder that add up over servers."""
 _MEANS = {
     **{f"{name}_mean": name for name in SHARES},
     "stored_cells_mean": "stored",

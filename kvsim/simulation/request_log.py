@@ -129,6 +129,11 @@ class QueueMonitor:
         self._seen: list[tuple[int, int, int]] = []
         """At each sample: requests that had arrived, that waited, and that had ended."""
 
+    @property
+    def samples_next(self) -> bool:
+        """Whether it is sampled when the next request arrives."""
+        return bool(self._marks) and self.arrived + 1 >= self._marks[0]
+
     def arrive(self, ended: int) -> None:
         """A request arrives; ``ended`` have ended by now."""
         self.arrived += 1

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Result:
     """The figures of one run of one scenario under one policy, and its tables, if they were asked for."""
 
-    scenario: Scenario
+    scenario: Scenario = field(repr=False)
     policy: str
-    summary: dict[str, Any]
+    summary: dict[str, Any] = field(repr=False)
     """The object that ``--json`` prints; docs/json.md has its keys."""
     ended_s: float
     """Simulated seconds at the end."""

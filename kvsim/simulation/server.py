@@ -82,10 +82,20 @@ class Server:
                     if now > env.now and self._is_awaited():
                         yield from self._catch_up(now)
                     self._drop_ended()
-            # Behind a step of rows no time passes before the next look, unless sequences are copied.
-            looks_soon = busy and scheduler.rule is not None and recorder.host_prompts is None
+            # Behind a step of rows no time passes before the next look, unless it waits for copies.
+            copies = recorder.host_prompts is not None or recorder.offloads
+            looks_soon = busy and scheduler.rule is not None and not copies
             if recorder.watches and not looks_soon:
                 recorder.cache(now, self._policy.usage())
+
+    def steps_to_next_end(self) -> int:
+        """At least so many steps pass, beside the one that has been taken, before any request ends; 0: unknown."""
+        return self._scheduler.steps_to_next_end()
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens of the requests that wait for a slot."""
+        return sum([job.tokens for job in self._scheduler.waiting])
 
     def _catch_up(self, now: float) -> Process:
         """Let SimPy's clock pass to the server's, and all happen that happens until then."""

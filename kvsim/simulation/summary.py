@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvsim.errors import counted
 from kvsim.scenario.prefixes import hit_rate
 from kvsim.simulation.job import FailureKind, Job
 
@@ -125,6 +126,36 @@ def inferred_lines(summaries: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     )
 
 
+def servers_behind(count: int, router: str, *, least: int | None = None) -> str:
+    """How many servers there are, or ``least`` to ``count`` in several runs, and what gives them their requests."""
+    return f"{f'{least:,}–' if least not in (None, count) else ''}{count:,} servers behind {router}"
+
+
+def what_serves(summary: Mapping[str, Any]) -> str:
+    """The servers of a run with their cells and slots, in words; ``summary``: the run's."""
+    sizes = f"{counted(summary['cells'], 'cell')}, {counted(summary['slots'], 'slot')}"
+    cluster = summary.get("cluster")
+    if not cluster:
+        return sizes
+    alike = len({(server["device"], server["cells"]) for server in cluster["servers"]}) == 1
+    behind = servers_behind(len(cluster["servers"]), cluster["router"])
+    return f"{behind}, {'each' if alike else 'the first'} with {sizes}"
+
+
+def router_waits(cluster: Mapping[str, Any]) -> str:
+    """How much of the waiting another router could have spared, in words; empty where none waited.
+
+    ``cluster``: that of a run's summary.
+    """
+    if cluster["beside_free"] is None:
+        return ""
+    mean_s = cluster["waited_s"] / sum(server["requests"] for server in cluster["servers"])
+    return (
+        f"a request waited {mean_s:.3g} s for its server on average; in {cluster['beside_free']:.1%} of that time "
+        "another server had none waiting"
+    )
+
+
 def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict[str, Any]:
     """The figures of a run, ready for JSON: times in seconds, None where there is no figure.
 
@@ -159,6 +190,10 @@ def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict
             "bytes_in": int(recorder.from_host_cells * cell_bytes),
             "bytes_prefetched": int(recorder.prefetched_cells * cell_bytes),
             "prefetch_wait_s": recorder.prefetch_wait_s,
+            "chunk_loads": recorder.chunk_loads if recorder.offloads else None,
+            "chunk_tokens": recorder.chunk_tokens,
+            "load_wait_s": recorder.load_wait_s,
+            "store_wait_s": recorder.store_wait_s,
             "saves": recorder.host_saves,
             "loads": recorder.host_loads,
             "copy_s": recorder.host_copy_s,

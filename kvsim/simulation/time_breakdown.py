@@ -3,9 +3,11 @@
 While a request has a slot, it waits for every forward pass, whichever requests' tokens are in it. A pass costs what the
 terms of its price say (``kvsim/costs/pass_price.py``), and each term is put down to a cause:
 
-- ``queueing``: from the arrival to the slot, the rest of the step that was running included, apart from
-- ``cells``: passes that were run meanwhile although a slot was free, so that the request, or one before it, waited for
-  cells; not passes that were full or left a prompt unfinished for want of tokens in the budget;
+- ``queueing``: from the arrival to the slot, as long as all slots were taken;
+- ``cells``: passes that were run meanwhile although a slot was free, since the scheduler found no cells for the request
+  or for one before it;
+- ``steps``: passes that were run meanwhile although a slot was free and no cells were wanting: the step during which
+  the request came, one that had been composed by then, or one whose budget of tokens was used up;
 - ``own``: the base of a pass that has tokens of the request, and what these would cost in it alone;
 - ``batch``: all that the tokens of other requests add to that, apart from attention; passes without tokens of its own;
 - ``context``: attention over cells that the token's sequence can see, of all tokens in the pass;
@@ -15,7 +17,7 @@ terms of its price say (``kvsim/costs/pass_price.py``), and each term is put dow
 - ``failures``: the base of passes that there would not be if a batch had not been cut for want of room; from a
   preemption to the next slot, and what was computed once more after it;
 - ``prefix``: prompt tokens computed although an earlier request had computed the same beginning;
-- ``transfers``: copies to and from the host tier, and waiting for them;
+- ``transfers``: copies to and from the host tier, and waiting for them, in a slot or before;
 - ``mapping``: mapping pages of virtual memory before a pass.
 
 Tokens that are computed once more, or might have been found, are charged the difference that they make to the pass;
@@ -39,6 +41,7 @@ from policies.placement.rule import PassReads
 CAUSES = (
     "queueing",
     "cells",
+    "steps",
     "own",
     "batch",
     "context",
@@ -58,6 +61,8 @@ TERMS = ("fixed_s", "matrix_s", "useful_s", "holes_s", "moves_s", "transfers_s",
 """Terms of a pass: its base and its chunks; matrix work; attention over cells that are seen, and over others; moves and
 rotations; copies to and from the host tier; mapping pages of virtual memory."""
 
+_WAITS = ("queueing", "cells", "steps")
+"""The causes that are not of a pass with the request in a slot."""
 _OWN, _BATCH, _CONTEXT, _HOLES, _COMPACTION, _FAILURES, _PREFIX, _TRANSFERS = range(8)
 _BLOCK = 16
 """Tokens in a block of text by which shared prefixes are recognised, where cells do not come in blocks."""
@@ -86,19 +91,28 @@ class TimeBreakdown:
         self._n_ubatch = n_ubatch
         self._block = policy.block_size if policy.block_size > 1 else _BLOCK
         self._pieces_are_holes = policy.block_size == 1
-        self._spent = np.zeros((slots, len(CAUSES) - 2))
+        self._spent = np.zeros((slots, len(CAUSES) - len(_WAITS)))
         """Seconds by cause since the slot's request started; shape (slots, causes). Meaningless for an empty slot."""
         self._pass = np.zeros_like(self._spent)
         self._watched: dict[int, _Watch] = {}
         self._slots = slots
+        self.short_of_cells = False
+        """Whether the next request in the queue, if there is one, was not admitted for want of cells."""
         self._by_slot: dict[int, Job] = {}
         """The job in each slot that is taken."""
-        self._short_s = 0.0
-        """Seconds so far in which waiting requests waited for cells rather than for a slot."""
-        self._short_before: dict[int, float] = {}
-        """Value of ``_short_s`` when each waiting request arrived."""
-        self._held_back: dict[int, float] = {}
-        """Seconds that each request with a slot had waited for cells."""
+        self._waits_s = np.zeros(len(_WAITS))
+        """Seconds so far in which waiting requests waited for each of ``_WAITS``."""
+        self._wait = _WAITS.index("steps")
+        """What they waited for in the last pass."""
+        self._waiting: dict[int, tuple[int, FloatArray]] = {}
+        """Values of ``_wait`` and ``_waits_s`` when each waiting request arrived."""
+        self._waited: dict[int, tuple[int, FloatArray]] = {}
+        """Of each request with a slot, what the step in which it arrived made it wait for, and the seconds by
+        ``_WAITS`` that passed after that step."""
+        self._at_load: dict[int, FloatArray] = {}
+        """Value of ``_waits_s`` when each request that waits for its first chunks began to."""
+        self._loading_s: dict[int, float] = {}
+        """Seconds that requests waited for these."""
         self._seen: set[int] = set()
         """Keys of blocks of text that have been computed."""
         self._kept: dict[int, FloatArray] = {}
@@ -129,8 +143,8 @@ class TimeBreakdown:
         waited_s, self._waited_s = self._waited_s, 0.0
         base_s = price.base_s + price.waits_s(price.base_s + pieces + matrix + useful + holes)
         self._terms.add((base_s + pieces, matrix, useful, holes, moves, transfers, mapping, extra, waited_s))
-        if self._slot_is_free(n) and not any(self._unfinished(chunk) for chunk in work.beside):
-            self._short_s += base_s + pieces + matrix + useful + holes + moves + transfers + mapping
+        self._wait = 0 if len(self._by_slot) >= self._slots else 1 if self.short_of_cells else 2
+        self._waits_s[self._wait] += base_s + pieces + matrix + useful + holes + moves + transfers + mapping
         base = 0.0 if extra else base_s
         all_but_attention = base + matrix + pieces
         now[:] = (0.0, all_but_attention, useful, holes, moves, base_s - base, 0.0, transfers, mapping)
@@ -150,17 +164,7 @@ class TimeBreakdown:
         """A step waited for copies, or for copies that were on their way."""
         self._spent[:, _TRANSFERS] += seconds
         self._waited_s += seconds
-        if self._slot_is_free(0):
-            self._short_s += seconds
-
-    def _slot_is_free(self, tokens: int) -> bool:
-        """Whether a slot is free while a pass of ``tokens`` tokens is run, and the pass is not full."""
-        return len(self._by_slot) < self._slots and tokens < self._n_ubatch
-
-    def _unfinished(self, chunk: Chunk) -> bool:
-        """Whether a prompt goes on behind this chunk of it."""
-        job = self._by_slot.get(chunk.seq)
-        return chunk.n > 1 and job is not None and chunk.start + chunk.n < job.tokens
+        self._waits_s[self._wait] += seconds
 
     def idled(self, start_s: float, seconds: float) -> None:
         """Cells were moved while there was nothing else to do."""
@@ -168,16 +172,30 @@ class TimeBreakdown:
 
     def arrived(self, job: Job) -> None:
         """The server has taken a request in."""
-        self._short_before[job.request.id] = self._short_s
+        self._waiting[job.request.id] = self._wait, self._waits_s.copy()
         if job.arrival_s < self._idle_until:
             self._beside_idle[job.request.id] = self._idle_until - job.arrival_s
+
+    def loading(self, job: Job) -> None:
+        """A request waits for chunks from host memory from now on, and for nothing else."""
+        if job.request.id in self._waiting:
+            self._at_load[job.request.id] = self._waits_s.copy()
+
+    def loaded(self, job: Job, seconds: float) -> None:
+        """It has waited so long; after a preemption that is part of what the preemption cost."""
+        at_load = self._at_load.pop(job.request.id, None)
+        if at_load is not None and job.request.id in self._waiting:
+            first, before = self._waiting[job.request.id]
+            self._waiting[job.request.id] = first, before + self._waits_s - at_load
+            self._loading_s[job.request.id] = seconds
 
     def begun(self, job: Job, held: int) -> None:
         """A request was given a slot; ``held`` of its tokens are in the cache already."""
         self._watched.pop(job.slot, None)
         self._by_slot[job.slot] = job
-        if job.request.id in self._short_before:
-            self._held_back[job.request.id] = self._short_s - self._short_before.pop(job.request.id)
+        if job.request.id in self._waiting:
+            first, before = self._waiting.pop(job.request.id)
+            self._waited[job.request.id] = first, self._waits_s - before
         prompt = job.request.prompt_tokens - job.discarded
         if job.preemptions:
             self._spent[job.slot] = self._kept.pop(job.request.id)
@@ -235,8 +253,9 @@ class TimeBreakdown:
     def finish(self, job: Job) -> None:
         """A request has ended, well or not."""
         number = job.request.id
-        beside_idle, held_back = self._beside_idle.pop(number, 0.0), self._held_back.pop(number, 0.0)
-        self._short_before.pop(number, None)
+        beside_idle, loading_s = self._beside_idle.pop(number, 0.0), self._loading_s.pop(number, 0.0)
+        first, waits = self._waited.pop(number, (0, np.zeros(len(_WAITS))))
+        self._waiting.pop(number, None)
         if self._by_slot.get(job.slot) is job:
             del self._by_slot[job.slot]
         if job.status != "completed":
@@ -248,11 +267,15 @@ class TimeBreakdown:
         spent[_COMPACTION] += beside_idle
         if job.preemptions:
             spent[_FAILURES] += job.finished_s - job.arrival_s - waited - (float(spent.sum()) - beside_idle)
+        spent[_TRANSFERS] += loading_s
         e2e = job.finished_s - job.arrival_s
-        # Sums of passes may stray from the clock in the last digits.
-        queued = max(waited - beside_idle, 0.0)
-        cells = queued if held_back > queued - 1e-9 * e2e else held_back
-        self._rows.append((number, job.arrival_s, e2e, queued - cells, cells, *spent.tolist()))
+        queued = max(waited - beside_idle - loading_s, 0.0)
+        rest, whole = queued - float(waits.sum()), float(waits.sum())
+        if abs(rest) <= 1e-9 * e2e or rest < 0:  # Sums of passes may stray from the clock in the last digits.
+            waits = waits * (queued / whole) if whole else waits
+            rest = 0.0 if whole else queued
+        waits[first] += rest
+        self._rows.append((number, job.arrival_s, e2e, *waits.tolist(), *spent.tolist()))
 
     def table(self) -> Table:
         """One row for each completed request, in order of its number: id, arrival_s, e2e_s, and the seconds of each of

@@ -113,15 +113,17 @@ class _Ordering:
         self._done: list[tuple[int, int, int]] = []
 
     def solve(self) -> Moves:
-        """Emit ready runs until all are done; where none is ready, split one or set one aside."""
+        """Emit ready runs until all are done; where none is, set a whole one aside, split one, or set a part aside.
+
+        Splitting comes second: what a few clear cells let go leaves as few, so that a cache nearly full is soon moved
+        cell by cell.
+        """
         while True:
             self._emit()
             if not self._n_left:
                 return Moves.from_runs(self._done)
-            if not self._split():
-                if self._packed == self._size:
-                    return NO_MOVES  # A full cache in cycles: no cell to set a run aside in, and nothing to gain.
-                self._set_aside()
+            if not self._set_aside(whole=True) and not self._split() and not self._set_aside(whole=False):
+                return NO_MOVES  # A full cache in cycles: no cell to set a run aside in, and nothing to gain.
 
     def _emit(self) -> None:
         """Emit the runs that are ready, and those that become so by that."""
@@ -228,20 +230,31 @@ class _Ordering:
             clear = not clear
         self._n_left += len(edges) - 2
 
-    def _set_aside(self) -> None:
-        """Break a cycle: copy the shortest run, or what fits of it, beyond the packed cells, to be copied back."""
+    def _set_aside(self, whole: bool) -> bool:
+        """Copy the shortest run, or what fits of it, beyond the packed cells, to be copied back; False if it cannot be.
+
+        ``whole``: only a run that fits and has not been copied there before.
+        """
+        if self._packed == self._size:
+            return False
         runs, blocking = self._runs, self._blocking
         beyond = np.frombuffer(self._pending, dtype=np.uint8)[self._packed : self._size]
         starts, ends = extents_of_cells((beyond == 0).nonzero()[0] + self._packed)
+        if not len(starts):
+            return False
         widest = int((ends - starts).argmax())
         aside, room = int(starts[widest]), int(ends[widest] - starts[widest])
         if self._by_length is None:
             self._by_length = [(run[2], i) for i, run in enumerate(runs) if blocking[i]]
             heapify(self._by_length)
-        while not blocking[(shortest := self._by_length[0])[1]] or runs[shortest[1]][2] != shortest[0]:
+        while True:  # What blocks others is not beyond the packed cells, so that there is such a run.
+            length, i = self._by_length[0]
+            src, dst, n = runs[i]
+            if blocking[i] and n == length and src < self._packed:
+                break
             heappop(self._by_length)
-        i = shortest[1]
-        src, dst, n = runs[i]
+        if whole and n > room:
+            return False
         part = min(n, room)
         if part < n:
             rest = len(runs)
@@ -257,6 +270,7 @@ class _Ordering:
         self._pending[aside : aside + part] = b"\1" * part
         self._note_left(i)
         self._read(src, part, i)
+        return True
 
     def _blocked_cells(self, dst: int, n: int, src: int) -> int:
         """How many of ``n`` target cells are yet to be read by others than the run that reads ``n`` from ``src`` on."""

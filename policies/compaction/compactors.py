@@ -41,8 +41,8 @@ class Pack(Compactor):
     The layout that llama.cpp issue 13497 asks for. Cells that several sequences share are packed once, as a
     sequence of their own. Four orders of the sequences are tried: by first cell, by middle cell, by the offset that
     leaves most of their cells in place, and the first of these with gaps filled by sequences from the end. The one
-    that moves fewest cells is taken. Each cell moves at most once, except in cycles, of which one run is moved aside
-    first.
+    that moves fewest cells is taken. Each cell moves once, or twice in a short run that is set aside first, so that
+    longer ones stay whole and cycles end.
     """
 
     def __call__(self, arena: Arena) -> Moves:

@@ -23,6 +23,7 @@ from policies.paging.blocks import BlockPool
 from policies.paging.eviction import Eviction, FreeOrder
 from policies.paging.free_lists.belady import Future
 from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
+from policies.paging.host_chunks import HostChunks, OffloadOrder
 from policies.paging.host_offload import HostOffload, HostTier
 from policies.placement.blocks import BlockRule
 from policies.placement.rule import PlacementRule
@@ -69,7 +70,15 @@ class PagedOptions:
     conservativeness: float = 1.0
     """With ``admission`` "expected": the larger, the more room is expected to be needed."""
     host_cells: int = 0
-    """Cells of a tier in host memory for what is evicted or exported."""
+    """Cells of a tier in host memory: for what is evicted or exported, or under ``vllm``, for chunks."""
+    offload_order: OffloadOrder = "lru"
+    """vllm: which chunk in host memory is evicted first."""
+    offload_blocks: int = 1
+    """vllm: blocks in a chunk."""
+    offload_store_threshold: int = 0
+    """vllm: how often a chunk must have been computed before it is stored; below 2: it is at once."""
+    offload_answers: bool = False
+    """vllm: chunks of answers are stored, too."""
     future: Callable[[], Iterable[tuple[int, Content, int]]] | None = None
     """For clairvoyant eviction: number, content and prompt length of every request, in the order expected."""
 
@@ -124,8 +133,9 @@ def _count_blocks(cells: int, block_size: int, null_block: bool) -> int:
 class PagedPolicy(Policy):
     """A block table for each sequence; a token's cell follows from its position."""
 
-    moves_cells = True
-    """A shared block is copied before it is written to."""
+    # A shared block is copied before it is written to, but blocks that are not full are shared by ``copy`` alone, which
+    # no server asks for; so what moves cost need not be known.
+    moves_cells = False
     can_reserve = True
     has_placement_rule = True
 
@@ -141,6 +151,7 @@ class PagedPolicy(Policy):
         window: int | None = None,
         tail_only: bool = False,
         future: Future | None = None,
+        chunks: HostChunks | None = None,
         kernel: Kernel = "gather",
         one_run: bool = False,
     ):
@@ -150,14 +161,16 @@ class PagedPolicy(Policy):
         blocks are found again by their content, from the moment they are scheduled. ``window``: attention of all layers
         looks back that many tokens, and blocks behind are given up; ``tail_only``: then only the last window of a
         prompt can be found again (vLLM's retention interval of 0). ``future``: what clairvoyant eviction looks at.
+        ``chunks``: what host memory has room for, where it is not for what is evicted.
         ``one_run``: under ``sliced``, a sequence's blocks lie in one range of virtual addresses.
         """
         n_blocks, reserved = _count_blocks(config.cells, block_size, null_block), int(null_block)
         options = config.read(PagedOptions)
-        host_blocks = options.host_cells // block_size
+        host_blocks = options.host_cells // block_size if chunks is None else 0
         self.name = name
         self.block_size = block_size
-        self.groups = (Group(n_blocks * block_size, window=window, host_cells=host_blocks * block_size),)
+        host = host_blocks if chunks is None else chunks.n * chunks.blocks_per_chunk
+        self.groups = (Group(n_blocks * block_size, window=window, host_cells=host * block_size),)
         self.kernel = config.kernel or kernel
         self.prefix_cache = prefix_cache
         self.window = window
@@ -166,6 +179,7 @@ class PagedPolicy(Policy):
         self.blocks = BlockManager(self.pool, block_size, prefix_cache=prefix_cache, window=window, tail_only=tail_only)
         self.capacity = self.blocks.capacity
         self.tables = self.blocks.tables
+        self.chunks = chunks
         self.host = HostTier(host_blocks) if host_blocks else None
         self._offload = None if self.host is None else HostOffload(self.host, self.blocks)
         self._watermark = int(options.watermark * n_blocks)
@@ -351,6 +365,28 @@ class PagedPolicy(Policy):
         if self._offload is None or not self.prefix_cache or self.window is not None:
             return []
         return self._offload.fetch(content, tokens, self._watermark)
+
+    def table_of(self, seq: int) -> Sequence[int]:
+        """The blocks that a sequence holds."""
+        return self.tables[seq].blocks
+
+    def expect(self, chunk: Chunk, *, whole: int = 0, waits: bool = False, besides: int = 0) -> bool:
+        """Take blocks that are copied into: vLLM's ``allocate_slots`` with ``delay_cache_blocks``."""
+        need = self.admission.need([chunk]) + (self._watermark if waits else 0)
+        if need + besides > len(self.pool.free):
+            return False
+        return self.admission.reserve(chunk, whole, waits, 0, 0, chunk.start)
+
+    def arrive(self, seq: int, tokens: int) -> None:
+        """Cache the blocks that have been copied into."""
+        table = self.tables[seq]
+        self.blocks.write(table, table.length, tokens)
+        self.blocks.cache_full_blocks(table, tokens)
+
+    def rename(self, seq: int, new: int) -> None:
+        """Give a sequence's table another number."""
+        table = self.tables[new] = self.tables.pop(seq)
+        table.seq = new
 
     def settle_transfers(self) -> tuple[Transfer, ...]:
         """Copies between the tiers that no micro-batch has carried yet, in order."""

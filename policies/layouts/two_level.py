@@ -148,8 +148,9 @@ class TwoLevelPolicy(Policy):
     array for each layer needs the room.
     """
 
-    moves_cells = True
-    """A shared block is copied before it is written to."""
+    # A shared block is copied before it is written to, but blocks that are not full are shared by ``copy`` alone, which
+    # no server asks for; so what moves cost need not be known.
+    moves_cells = False
     can_reserve = True
     can_free_while_decoding = True
     has_placement_rule = True

@@ -11,7 +11,9 @@ from policies.policy import CacheConfig, Policy
 from policies.presets.preset import Preset
 
 if TYPE_CHECKING:
+    from policies.layouts.paged import PagedOptions
     from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
+    from policies.paging.host_chunks import HostChunks
 
 _B6975_PAD = 256
 """Multiple of cells to which llama.cpp pads the attended span since b6975."""
@@ -107,8 +109,11 @@ def _sliding_window(name: str, config: CacheConfig) -> Policy:
     return MultiStreamPolicy(name, config, caches, n_streams=streams, kernel="tiled")
 
 
-def paged(name: str, config: CacheConfig, *, window: bool = False) -> Policy:
-    """Blocks with the free list, prefix cache and admission rule that options name, and perhaps their window."""
+def paged(name: str, config: CacheConfig, *, window: bool = False, offloads: bool = False) -> Policy:
+    """Blocks with the free list, prefix cache and admission rule that options name, and perhaps their window.
+
+    ``offloads``: what host memory there is holds chunks that are copied beside the steps.
+    """
     from policies.layouts.paged import PagedOptions, PagedPolicy
     from policies.paging.eviction import free_blocks
     from policies.paging.free_lists.belady import Future
@@ -128,7 +133,25 @@ def paged(name: str, config: CacheConfig, *, window: bool = False) -> Policy:
         prefix_cache=options.prefix_cache,
         window=options.window if window else None,
         future=future,
+        chunks=_chunks(options) if offloads else None,
     )
+
+
+def _chunks(options: PagedOptions) -> HostChunks | None:
+    from policies.paging.host_chunks import HostChunks
+
+    n = options.host_cells // (options.block_size * options.offload_blocks)
+    if n:
+        return HostChunks(
+            n,
+            options.offload_blocks,
+            options.offload_order,
+            options.offload_store_threshold,
+            answers=options.offload_answers,
+        )
+    if options.host_cells:
+        raise ValueError(f"{options.host_cells} host cells hold no chunk of {options.offload_blocks} blocks")
+    return None
 
 
 def _stack(blocks: Iterable[int], keys: BlockKeys) -> FreeBlocks:
@@ -143,7 +166,7 @@ def _paged_window(name: str, config: CacheConfig) -> Policy:
 
 
 def _vllm(name: str, config: CacheConfig) -> Policy:
-    return paged(name, config.with_options(eviction="lru", free_order="0.33.0", host_cells=0, admission="as-it-fits"))
+    return paged(name, config.with_options(eviction="lru", free_order="0.33.0", admission="as-it-fits"), offloads=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +224,7 @@ _BLOCKS = "blocks from a free queue, block 0 never handed out; full ones are sha
 _RUN = "one run of cells for each micro-batch, first fit from a moving head"
 _NONE, _NEVER = "none", "never"
 _PAGED_KEYS = ("block_size", "prefix_cache", "eviction", "free_order", "watermark", "admission", "conservativeness")
+_OFFLOAD_KEYS = ("host_cells", "offload_order", "offload_blocks", "offload_store_threshold", "offload_answers")
 _FULL = "full: everything packed to the low end, each sequence contiguous and in order"
 _HOLES = "fill-holes: the last cells fill the holes below, a limited number of runs at a time"
 
@@ -348,7 +372,7 @@ STANDARD = (
         _NONE,
         _NEVER,
         "gather",
-        ("block_size", "prefix_cache", "watermark"),
+        ("block_size", "prefix_cache", "watermark", *_OFFLOAD_KEYS),
         "vLLM 0.33.0, vllm/v1/core; recorded runs agree block by block",
         _vllm,
         engine="vLLM 0.33.0",

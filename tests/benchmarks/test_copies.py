@@ -14,6 +14,7 @@ from policies.compaction.compactors import pack
 from policies.layouts.llamacpp import limited_fill_holes
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     owners=st.lists(st.integers(-1, 3), min_size=2, max_size=60),
@@ -48,6 +49,7 @@ def test_a_run_may_overlap_itself_and_a_later_one_may_read_what_an_earlier_one_w
     assert array[0, :, 0].tolist() == [2, 3, 4, 5, 6, 5, 6, 2, 3, 2]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(
     runs=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(1, 12)), min_size=1, max_size=8),

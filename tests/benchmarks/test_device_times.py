@@ -3,8 +3,11 @@
 import pandas as pd
 import pytest
 
+from benchmarks.device_times import partly_on_cpu
 from benchmarks.device_times.fit_llamacpp import Fit
 from benchmarks.device_times.llamacpp_rows import FOLDER, rows
+from benchmarks.device_times.no_flash_attention import unfused
+from kvsim.costs.cpu_layers import ERRORS
 from kvsim.costs.efficiency import efficiencies
 
 
@@ -13,6 +16,7 @@ def table():
     return rows()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", sorted(efficiencies()["llamacpp"]))
 def test_llama_cpp_reaches_what_is_published(table, make):
     own = table[table["make"] == make]
@@ -31,3 +35,20 @@ def test_each_row_says_where_it_is_from(name):
     table = pd.read_csv(FOLDER / name)
     assert table["source"].notna().all()
     assert table["licence"].notna().all()
+
+
+def test_errors_with_layers_on_the_cpu_are_those_that_are_quoted(tmp_path):
+    table = pd.read_csv(partly_on_cpu.FILE)
+    assert partly_on_cpu.found(table.assign(error=partly_on_cpu.errors(table, tmp_path))) == ERRORS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", ["nvidia", "apple", "amd"])
+def test_attention_without_flash_attention_is_as_published(make):
+    shipped = efficiencies()["llamacpp"][make]
+    found = unfused(make, shipped.decode.layer_s)
+    for part in ("decode", "prompt"):
+        assert getattr(found, part).model_dump() == pytest.approx(getattr(shipped.unfused, part).model_dump(), rel=1e-2)
+    assert (found.decode_median, found.prompt_median) == pytest.approx(
+        (shipped.unfused.decode_median, shipped.unfused.prompt_median), abs=0.01
+    )

@@ -173,6 +173,7 @@ def test_invalid_requests_are_refused_in_one_line(tmp_path):
         assert "threads is -1" in refused(lambda measure=measure: measure(model, threads=-1))
 
 
+@pytest.mark.slow
 def test_what_the_measuring_process_refuses_is_told_in_one_line(tmp_path):
     model, folder = str(tmp_path / "some.gguf"), tmp_path / "broken"
     assert "no llama_cpp in it" in refused(lambda: studies.measure_holes(model, library=tmp_path))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 import kvsim
-from kvsim.simulation.run import build_policy
+from kvsim.simulation.set_up import build_policy
 from policies import CacheConfig, Chunk, Policy, available, plugins
 from real_engine import Engine
 from tests.docs.pages import blocks
@@ -49,6 +49,15 @@ def test_it_serves_a_scenario(policy, scheduler):
     assert summary["cache"]["external_fragmentation_mean"] == 0
 
 
+@pytest.mark.slow
+def test_it_serves_from_a_cache_as_large_as_a_gpus(policy):
+    """Its work in a step does not grow with the cells of the cache."""
+    scenario = kvsim.load_scenario("chat", workload__requests=60, server__scheduler="vllm", cache__cells=278_000)
+    summary = kvsim.run(scenario, policy=policy).summary
+    assert (summary["completed"], summary["cache"]["external_fragmentation_mean"]) == (60, 0)
+
+
+@pytest.mark.slow
 def test_it_is_no_worse_than_blocks_of_one_cell(policy):
     """It is what the paged policy does with blocks of one cell and no prefix cache, but for the order of free cells."""
     scenario = kvsim.load_scenario("chat", workload__requests=60, cache__block_size=1, cache__prefix_cache=False)

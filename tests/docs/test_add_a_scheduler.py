@@ -36,6 +36,7 @@ def test_the_page_shows_the_example(page, file):
     assert blocks(page, "python") == [file.read_text(encoding="utf-8")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["paged", "contiguous", "llama.cpp-today", "h2o"])
 def test_the_scheduler_serves_every_request(policy):
     load_plugin(SCHEDULER)
@@ -54,12 +55,14 @@ def test_the_shortest_of_those_that_wait_starts_first():
     assert list(started[1:]) == sorted(started[1:])
 
 
+@pytest.mark.slow
 def test_it_preempts_where_the_cache_is_full():
     load_plugin(SCHEDULER)
     scenario = kvsim.load_scenario("chat", workload__requests=60, server__scheduler="shortest-first", cache__cells=640)
-    summary = kvsim.run(scenario, "paged").summary
-    assert summary["preemptions"] > 0
-    assert summary["completed"] + summary["failed"] == 60
+    result = kvsim.run(scenario, "paged", detail="tables")
+    assert result.summary["preemptions"] > 0
+    assert result.summary["completed"] + result.summary["failed"] == 60
+    assert result.causes["cells_s"].sum() > 0
 
 
 def test_commands_take_both(tmp_path, monkeypatch):

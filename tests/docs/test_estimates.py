@@ -10,6 +10,8 @@ ROWS = {
     "vLLM, NVIDIA, 16 bits, experts": ("vllm", "nvidia", "f16 experts"),
     "vLLM, NVIDIA, fp8": ("vllm", "nvidia", "fp8"),
     "vLLM, NVIDIA, fp8, experts": ("vllm", "nvidia", "fp8 experts"),
+    "vLLM, Blackwell, NVFP4": ("vllm", "blackwell", "nvfp4"),
+    "vLLM, Blackwell, NVFP4, experts": ("vllm", "blackwell", "nvfp4 experts"),
     "vLLM, all of these": ("vllm", "nvidia", "all"),
     "llama.cpp, NVIDIA": ("llamacpp", "nvidia", "all"),
     "llama.cpp, Apple": ("llamacpp", "apple", "all"),

@@ -2,26 +2,34 @@
 
 import json
 import re
+import shlex
 import socket
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvsim import Recording, load_profile
+from kvsim.advice.recommend.slo import read_slo
 from kvsim.advice.why.contrast import CAUSES
 from kvsim.costs.device_profiles import find_device_profile
 from kvsim.costs.profile import Coefficient, Corrected, HostCopyCost, PassCosts
+from kvsim.engines.live.processor_share import ProcessorShare
 from kvsim.engines.live.server_recording import LiveRecording
+from kvsim.engines.live.server_validation import LiveValidation, ServerHeld, held_in
 from kvsim.engines.observing.observer import Summary as ObservedSummary
 from kvsim.engines.recordings.validation import validate_recorded
 from kvsim.experiments.measures import MEASURES
 from policies import plugins
 from tests.docs.pages import blocks, rows, sections
 from tests.gguf_files import SMOLLM2_MISSING
+from tests.kvsim.advice.recommend.device_worlds import ask_of_many
 from tests.kvsim.calibration.published.layer_table_files import write_tables
 from tests.kvsim.cli.test_bench_calibration import TABLE
 from tests.kvsim.engines.live.test_started_server import PROGRAM
+from tests.kvsim.engines.live.test_tuning import tuned
 from tests.kvsim.engines.published import write_points
 from tests.kvsim.engines.recordings import changed, write
 from tests.kvsim.engines.recordings.servers import recorded
@@ -86,15 +94,19 @@ replications = 2
 "cache.cells" = [400, 2048]
 """
 
+ANSWER = '{"created": 1, "usage": {"prompt_tokens": 9, "completion_tokens": 4, "cached_tokens": 8}}\n'
+"""One of a server that counts its hits."""
+
 COMMANDS = {
     "run": [
         "run chat --requests 20",
         "run chat --requests 60 -p streams",
         "run device.toml --requests 20 -p adaptive",
         "run copies.toml --requests 20",
+        "run assistant -p vllm --replicas 2 --router least-load",
     ],
     "compare": [
-        "compare chat --requests 20 -p paged -p vllm -p streams -p oracle --replications 2 "
+        "compare chat --requests 20 -p paged -p vllm -p streams -p oracle --replications 2 --scheduler llama-server "
         "-p lowest-cell --plugin mine.py",
         "compare chat --requests 5 -p ring --model llama-3.1-8b --device rtx4090",
     ],
@@ -103,7 +115,7 @@ COMMANDS = {
     "recommend": [
         "recommend --scenario chat --slo ttft_p95<200ms --model llama-3.1-8b --requests 20 --workers 1",
         "recommend --scenario few.toml --slo ttft_p95<15ms --engine llamacpp --workers 1 --verify ./serve "
-        "--verify-url http://127.0.0.1:PORT --verify-requests 2",
+        "--verify-url http://127.0.0.1:PORT --verify-requests 2 --now 'llama-server -c 2048 -np 2'",
         "recommend --scenario chat --slo ttft_p95<1s --model qwen3-14b --requests 20 --workers 1 --device h100_sxm "
         "--device rtx4090 --price h100_sxm=2",
     ],
@@ -112,11 +124,20 @@ COMMANDS = {
         "plan --model gemma-3-1b",
         "plan --model gemma-3-1b --device l40s",
     ],
+    "check": [
+        "check OLLAMA_NUM_PARALLEL=4 --model llama-3.1-8b --weights q4_k_m --memory 12GiB",
+        "check 'llama-server -c 8192 -np 4 -ctk q8_0' --model qwen3-8b --device rtx4090 --users 9",
+        "check 'vllm serve --max-model-len 9000' --model qwen3-8b --device rtx4090",
+    ],
     "prefix-cache": ["prefix-cache sessions.toml"],
     "questions": ["questions slow"],
     "policies": ["policies paged"],
     "scenario show": ["scenario show chat"],
-    "workload describe": ["workload describe sessions.toml", "workload describe small.toml"],
+    "workload describe": [
+        "workload describe sessions.toml",
+        "workload describe small.toml",
+        "workload describe answers.jsonl",
+    ],
     "workload fit": ["workload fit small.toml"],
     "calibrate --from": ["calibrate --from table.md --model llama-3.1-8b --out corrected.json"],
     "profile list": ["profile list"],
@@ -225,6 +246,7 @@ def made(tmp_path_factory):
     write_tables(folder / "tables")
     write_points(folder / "points.csv")
     (folder / "table.md").write_text(TABLE)
+    (folder / "answers.jsonl").write_text(ANSWER)
     records = [*ERA_A[:2], ERA_A[2] | {"head": 11}]
     (folder / "other.jsonl").write_text("\n".join(json.dumps(record) for record in records))
     write(folder / "late.jsonl", late(0.0098))
@@ -246,9 +268,11 @@ def test_the_page_has_the_keys_of_the_output(section, files):
     port = (files / "port").read_text()
     found = set()
     for line in COMMANDS[section]:
-        done = command(*line.replace("PORT", port).split(), "--json")
+        done = command(*shlex.split(line.replace("PORT", port)), "--json")
         assert done.stdout, done.stderr
         found |= set(paths(json.loads(done.stdout)))
+    if section == "recommend":  # Whose command searches for minutes where one server does not suffice.
+        found |= set(paths(ask_of_many("rtx4090").to_dict()))
     unknown, missing = compare([key for key, _ in DOCUMENTED[section]], found)
     assert (unknown, missing) == (set(), set())
 
@@ -262,31 +286,36 @@ def profiles():
     mixed = PassCosts(**{name: getattr(found[0], name) for name in PassCosts.model_fields})
     found.append(found[0].model_copy(update={"host_copies": copies, "front_end_s": a_second, "mixed": mixed}))
     by = Corrected(by="llama-bench", rows=2, error_median=0.1, error_p90=0.2)
-    found.append(find_device_profile("qwen3-8b", "gb200").model_copy(update={"corrected": by}))
+    found.append(find_device_profile("qwen3-8b", "gb200").model_copy(update={"corrected": by, "served_as": ("a",)}))
     return [profile.model_dump(mode="json") for profile in found]
 
 
 def live_recording():
     times = {name: {"p50": 1.0, "p90": 1.0, "mean": 1.0} for name in ("ttft_ms", "tpot_ms")}
-    run = ("vllm", "vllm", 2, 1, 1, "0: no", None, False, times, ("a",), ("b",))
+    run = ("vllm", "vllm", 2, 1, 1, "0: no", "no (request 0)", None, False, times, ("a",), ("b",))
     return LiveRecording(Path("mine"), *run, stopped="gone", interrupted=False).to_dict()
 
 
 def asked_servers():
-    told = validate_recorded(["wide.jsonl", "narrow.jsonl", "untimed.jsonl"]).to_dict()
-    return {"recordings": [{"file": "a"}], **told}
+    compared = validate_recorded(["wide.jsonl", "narrow.jsonl", "untimed.jsonl"])
+    share = ProcessorShare(waited=0.1, others=0.1, idle=0.0, stolen=0.0, load=1.0, cores=2)
+    held = held_in(compared.runs, [share], read_slo("ttft_p95<1s"))
+    told = LiveValidation((), (ServerHeld("http://127.0.0.1:8080", compared.runs, held),), compared).to_dict()
+    return {**told, "recordings": [{"file": "a"}]}
 
 
 RESULTS = {
     "calibrate": profiles,
     "record": lambda: [Recording(Path("mine"), "llama.cpp", "streams", 1, 1, None).to_dict()],
-    "observe": lambda: [ObservedSummary(files=[Path("mine.jsonl")]).to_dict()],
+    "observe": lambda: [ObservedSummary(files=[Path("mine.jsonl")], failures=Counter(unreachable=1)).to_dict()],
+    "tune": lambda: [replace(tuned(measured=(0.3, 0.1)), assumed=("a",), seconds={"try": 1.0}).to_dict()],
     "record --url": lambda: [live_recording()],
     "validate --url": lambda: [asked_servers()],
 }
 """What commands print that need a server, an engine or a minute; their results do not."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", RESULTS)
 def test_a_result_has_the_keys_of_the_page(section, files):
     found = {path for told in RESULTS[section]() for path in paths(told)}

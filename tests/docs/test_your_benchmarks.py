@@ -24,6 +24,7 @@ def done():
     return calibrate_from([file], BenchOptions(model="qwen2.5-7b", device="m2-ultra"))
 
 
+@pytest.mark.slow
 def test_the_rows_on_the_page_are_those_of_the_example(done):
     table, _ = report_of(done).sections[0].tables
     printed = {cells[0].text: [cell.text for cell in cells[1:]] for cells in table.cells}
@@ -42,6 +43,7 @@ def test_the_errors_on_the_page_are_those_of_the_example(done):
     assert found.by == "llama-bench b7948, llama-batched-bench (m2-ultra.md)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_the_errors_of_real_devices_are_those_of_the_page(tmp_path, model):
     page = (DOCS / "your-benchmarks.md").read_text(encoding="utf-8")

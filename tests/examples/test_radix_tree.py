@@ -1,5 +1,7 @@
 """The order of admission on few-shot questions in a cache that does not hold all subjects, as in docs/reproduced.md."""
 
+import pytest
+
 from kvsim.scenario.prefixes import InfiniteCache
 from kvsim.scenario.scenario import load_scenario, table_of
 from kvsim.simulation.run import run
@@ -17,6 +19,7 @@ def hit_rate(order, limit=0):
     return run(scenario, detail="requests").summary["prefix"]["hit_rate"] / cache.reuse.hit_rate
 
 
+@pytest.mark.slow
 def test_longest_prefix_first_comes_near_the_optimum_and_depth_first_order_reaches_it():
     found = {order: hit_rate(order) for order in ("fcfs", "longest-prefix", "depth-first")}
     assert found["depth-first"] == 1

@@ -9,6 +9,8 @@ import inspect
 import re
 from typing import get_args
 
+import pytest
+
 from policies import api, compiled
 from tests.docs.pages import rows, sections
 from tests.paths import DATA, ROOT
@@ -76,6 +78,7 @@ def _methods(kind):
             yield f"{kind.__name__}.{name}{inspect.signature(function)}{abstract}"
 
 
+@pytest.mark.slow
 def test_a_change_of_the_interface_has_a_version_of_its_own():
     now = printed(PROGRAM, **PURE).splitlines()
     before = SIGNATURES.read_text(encoding="utf-8").splitlines()
@@ -85,6 +88,7 @@ def test_a_change_of_the_interface_has_a_version_of_its_own():
     assert not added, "added, which needs no other version: write the signatures anew (see above)"
 
 
+@pytest.mark.slow
 def test_what_is_compared_is_the_whole_interface():
     """The control: every name is in a line, and a default and an abstract method show."""
     lines = printed(PROGRAM, **PURE).splitlines()

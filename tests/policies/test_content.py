@@ -2,6 +2,7 @@
 
 from itertools import accumulate
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ def recut(draw, text):
     return segments
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(st.lists(SEGMENTS, min_size=2, max_size=4), SIZES)
 def test_two_blocks_have_the_same_key_exactly_if_all_tokens_up_to_their_ends_are_the_same(texts, size):
@@ -46,6 +48,7 @@ def test_two_blocks_have_the_same_key_exactly_if_all_tokens_up_to_their_ends_are
             assert key_of.setdefault(prefix, key) == key
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(st.data(), SEGMENTS, SIZES)
 def test_how_a_text_is_cut_into_segments_does_not_matter(data, segments, size):
@@ -62,6 +65,7 @@ def test_segments_that_continue_each_other_are_merged():
     assert content.n == 7
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(SEGMENTS, st.lists(st.tuples(SIZES, st.integers(0, 8)), max_size=12))
 def test_a_content_that_grows_between_questions_answers_as_one_built_at_once(segments, questions):
@@ -77,6 +81,7 @@ def test_a_content_that_grows_between_questions_answers_as_one_built_at_once(seg
         assert growing.keys(size, n) == Content(segments).keys(size, n)
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(SEGMENTS, SIZES, st.integers(0, 9))
 def test_there_are_as_many_keys_as_asked_for_or_as_full_blocks(segments, size, n):
@@ -88,6 +93,7 @@ def test_there_are_as_many_keys_as_asked_for_or_as_full_blocks(segments, size, n
     assert content.keys(size, full + 3) == every
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(SEGMENTS, st.integers(0, 20), st.integers(0, 20), SIZES)
 def test_head_and_without_cut_as_lists_do(segments, start, n, size):
@@ -100,6 +106,7 @@ def test_head_and_without_cut_as_lists_do(segments, start, n, size):
     assert tokens(content) == text
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(SEGMENTS, st.integers(0, 20))
 def test_a_head_is_independent_of_the_text_it_was_cut_from(segments, n):
@@ -112,6 +119,7 @@ def test_a_head_is_independent_of_the_text_it_was_cut_from(segments, n):
     assert tokens(content) == tokens(segments) + tokens([(8, 0, 5)])
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(st.data(), SEGMENTS, SEGMENTS, st.integers(0, 20))
 def test_common_prefixes_are_counted_token_by_token(data, one, other, cut):
@@ -139,6 +147,7 @@ def longest_run(one, other):
     return longest
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(SEGMENTS, SEGMENTS)
 def test_the_longest_common_run_may_begin_anywhere_and_go_through_segments(one, other):

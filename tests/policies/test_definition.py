@@ -11,7 +11,8 @@ import pytest
 from kvsim.model.engine_shapes import SHAPES
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, drive
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy
 from real_engine import Engine, Transformer
 from real_engine.model import rotary_table, rotate
 from tests.worlds import scenario
@@ -136,6 +137,7 @@ def test_a_context_shift_is_what_its_definition_says(policy):
     assert compare(policy, list, **keys).part == 0
 
 
+@pytest.mark.slow
 def test_a_rotation_that_is_not_made_shows():
     """The control."""
 

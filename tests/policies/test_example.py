@@ -93,7 +93,7 @@ def test_an_edit_in_its_second_module_has_a_sweep_run_anew(tmp_path):
     sweep.write_text(SWEEP)
 
     def latencies():
-        done = kvsim("sweep", "sweep.toml", "--requests", "30", "--workers", "1", "--json", path=site, folder=tmp_path)
+        done = kvsim("sweep", "sweep.toml", "--requests", "10", "--workers", "1", "--json", path=site, folder=tmp_path)
         assert done.returncode == 0, done.stderr
         return [point["e2e_mean"] for point in json.loads(done.stdout)["points"]]
 
@@ -105,7 +105,7 @@ def test_an_edit_in_its_second_module_has_a_sweep_run_anew(tmp_path):
     assert (latencies(), runs()) == (first, 2), "nothing has changed, so nothing is run again"
     extents = site / "own_policy" / "extents.py"
     text = extents.read_text(encoding="utf-8")
-    extents.write_text(text.replace(".argmin()", ".argmax()"), encoding="utf-8")
+    extents.write_text(text.replace("min(fitting)", "max(fitting)"), encoding="utf-8")
     os.utime(extents, (0, 0))  # So that Python does not take the old compiled code for current.
     assert latencies() != first
     assert runs() == 4
@@ -135,7 +135,7 @@ def test_its_own_tests_pass():
 
 @pytest.mark.slow
 def test_it_keeps_every_invariant(best_fit):
-    run_state_machine_as_test(partial(CacheMachine, best_fit), settings=settings(SETTINGS, max_examples=50))
+    run_state_machine_as_test(partial(CacheMachine, best_fit), settings=settings(SETTINGS, max_examples=25))
 
 
 def test_its_usage_is_that_of_a_layout_that_needs_one_extent(best_fit):

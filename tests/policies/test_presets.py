@@ -7,7 +7,7 @@ import pytest
 import kvsim
 from kvsim.errors import UserError
 from kvsim.scenario.serving_sections import CacheSection
-from kvsim.simulation.run import build_policy
+from kvsim.simulation.set_up import build_policy
 from policies import CacheConfig, PluginWarning, available, current_name, plugins
 from policies.layouts.ring import RingOptions
 from policies.presets import ALIASES, PRESETS

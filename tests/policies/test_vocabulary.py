@@ -10,6 +10,7 @@ from policies.vocabulary import Usage, external_fragmentation, internal_fragment
 COUNTS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [external_fragmentation, internal_fragmentation])
 @given(COUNTS)
 def test_fragmentation_of_counts_and_of_arrays_is_the_same_bit_for_bit(share, counts):

@@ -59,6 +59,7 @@ def test_narrower_types_deviate_more(found):
         assert rmse["q8_0", "q8_0"] < rmse[mixed] < rmse["q4_0", "q4_0"]
 
 
+@pytest.mark.slow
 def test_perplexity_is_that_of_a_pass_without_a_cache(found):
     loaded, result = found
     text = the_text(loaded)[:150]

@@ -10,7 +10,8 @@ import pytest
 from kvsim.model.engine_shapes import SHAPES
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, drive
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy
 from policies.presets.papers.token_eviction import PRESETS
 from real_engine import Engine, Transformer
 from tests.worlds import scenario

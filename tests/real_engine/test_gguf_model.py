@@ -348,6 +348,7 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path):
         refused(path)
 
 
+@pytest.mark.slow
 def test_a_file_with_other_bytes_is_refused_or_read(tmp_path):
     """Damage causes nothing but a ``UserError``, and no excessive allocation."""
     path = Small(Kind.Q8_0, n_layers=1).write(tmp_path / "m.gguf")
@@ -371,6 +372,7 @@ def test_a_file_with_other_bytes_is_refused_or_read(tmp_path):
     assert min(outcomes.values()) > 20, outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)
 def test_smollm2_has_its_published_shape():
     shape = shape_of("smollm2")

@@ -5,7 +5,8 @@ import pytest
 
 from kvsim.model.engine_shapes import SHAPES
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, drive
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy
 from policies import Group, HostCopy, Transfer
 from real_engine import Engine, Transformer
 from tests.chats import chats
@@ -48,6 +49,7 @@ def served(name, engine_type=FixedTimeEngine, type_k="f32", **changes):
     return recorder, wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_sequence_that_comes_back_goes_on_as_if_it_had_never_left(name):
     recorder, wrong = served(name)

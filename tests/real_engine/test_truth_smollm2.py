@@ -12,7 +12,8 @@ import pytest
 
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, drive
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy
 from real_engine import Engine
 from tests.gguf_files import SMOLLM2_MISSING
 from tests.policies import test_definition

@@ -9,7 +9,8 @@ import pytest
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import SHAPES
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, drive
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy
 from real_engine import Transformer
 from real_engine.virtual_memory import MappedStore, VirtualEngine
 from tests.real_engine.recomputed import generate_without_cache
@@ -56,6 +57,7 @@ def served(engine_class=VirtualEngine):
     return engine, policy, wrong
 
 
+@pytest.mark.slow
 def test_the_text_is_that_of_a_recomputation_and_only_pages_that_are_not_there_are_mapped():
     engine, policy, wrong = served()
     pages = policy.blocks.pages

@@ -20,6 +20,10 @@ Share = Callable[[NDArray[np.floating[Any]]], NDArray[np.float64]]
 
 _MOST_GAPS = 20_000
 """The most gaps that are fitted: modulated processes are slow to fit, and all candidates must have the same gaps."""
+_EVEN = 1e-3
+"""Gaps whose coefficient of variation is below this are all the same; laws would have no spread to fit."""
+_WEIBULL_SHAPES = 0.1, 100.0
+"""The shapes that a scenario accepts."""
 _SHARES = (*(i / 100 for i in range(100)), *(i / 1000 for i in range(991, 1001)))
 _MOST_STATES = 4
 _HOURS = 24
@@ -38,6 +42,8 @@ class Candidate(NamedTuple):
     log_likelihood: float
     distance: float | None = None
     """Kolmogorov-Smirnov statistic: the largest difference between the distribution functions of model and data."""
+    by_moments: bool = False
+    """Whether the parameters give the mean and the variance of the data instead of the highest likelihood."""
 
     @property
     def aic(self) -> float:
@@ -76,33 +82,36 @@ def quantiles_of(tokens: IntArray) -> tuple[list[int], list[float]]:
     return found, list(_SHARES)
 
 
-def fit_gaps(arrivals_s: FloatArray) -> tuple[list[Candidate], int]:
+def fit_gaps(arrivals_s: FloatArray, *, coarse: bool = False) -> tuple[list[Candidate], int]:
     """Fit increasing arrival times, shape (n,); candidates in order of AIC, and the number of gaps that were fitted.
 
     The candidates are renewal processes with exponential, gamma or Weibull gaps; from two days of data on, a Poisson
-    process with a rate for each hour of the day; and Markov-modulated Poisson processes with two states and more,
-    until a further state no longer lowers the AIC. Each is scaled to the mean rate of the arrivals, but its likelihood
-    is that of the unscaled maximum.
+    process with a rate for each hour of the day; and Markov-modulated Poisson processes with two states and more, until
+    a further state no longer lowers the AIC. Gaps that are all the same are one renewal process, without a fit. Each is
+    scaled to the mean rate of the arrivals, but its likelihood is that of the unscaled maximum. ``coarse``: the clock
+    is, so that the shortest gaps, which weigh most in the likelihood, are made up: gamma and Weibull gaps are fitted
+    by their moments too.
     """
     gaps = np.maximum(np.diff(arrivals_s)[:_MOST_GAPS], 1e-9)
     n, total = len(gaps), float(gaps.sum())
     rate = n / total
+    if float(gaps.std()) < _EVEN * total / n:
+        return [Candidate("renewal", {"quantiles": [total / n, total / n]}, 1, 0.0)], n
     shape = _gamma_shape(float(np.log(gaps.mean()) - np.log(gaps).mean()))
     form, _, scale = stats.weibull_min.fit(gaps, floc=0)
-    renewals: list[tuple[str, dict[str, Any], int, Any]] = [
-        ("poisson", {"rate": rate}, 1, stats.expon(scale=1 / rate)),
-        ("gamma", {"rate": rate, "cv": float(shape**-0.5)}, 2, stats.gamma(shape, scale=1 / (rate * shape))),
-        (
-            "weibull",
-            {"rate": rate, "shape": float(form)},
-            2,
-            stats.weibull_min(form, scale=scale),
-        ),
-    ]
+    laws = [_gamma_gaps(rate, float(shape**-0.5)), _weibull_gaps(rate, float(form), scale)]
     candidates = [
-        Candidate(kind, keys, count, float(law.logpdf(gaps).sum()), float(stats.kstest(gaps, law.cdf).statistic))
-        for kind, keys, count, law in renewals
+        _rated("poisson", {"rate": rate}, stats.expon(scale=1 / rate), gaps),
+        *(_rated(*law, gaps) for law in laws),
     ]
+    if coarse:
+        cv = float(gaps.std() / gaps.mean())
+        shape_of_cv = _weibull_shape(cv)
+        laws = [
+            _gamma_gaps(rate, cv),
+            _weibull_gaps(rate, shape_of_cv, 1 / (rate * special.gamma(1 + 1 / shape_of_cv))),
+        ]
+        candidates += [_rated(*law, gaps)._replace(by_moments=True) for law in laws]
     if total >= 2 * _DAY_S:
         candidates.append(_fit_diurnal(arrivals_s[: n + 1]))
     best = np.inf
@@ -119,6 +128,33 @@ def fit_gaps(arrivals_s: FloatArray) -> tuple[list[Candidate], int]:
             break
         best = candidate.aic
     return sorted(candidates, key=lambda c: c.aic), n
+
+
+def _gamma_gaps(rate: float, cv: float) -> tuple[str, dict[str, Any], Any]:
+    """Gamma gaps as kind, keys and law."""
+    return "gamma", {"rate": rate, "cv": cv}, stats.gamma(cv**-2, scale=cv**2 / rate)
+
+
+def _weibull_gaps(rate: float, shape: float, scale: float) -> tuple[str, dict[str, Any], Any]:
+    """Weibull gaps as kind, keys and law."""
+    return "weibull", {"rate": rate, "shape": shape}, stats.weibull_min(shape, scale=scale)
+
+
+def _weibull_shape(cv: float) -> float:
+    """The shape of Weibull gaps with a coefficient of variation, or the nearest that a scenario accepts."""
+
+    def excess(shape: float) -> float:
+        return float(special.gammaln(1 + 2 / shape) - 2 * special.gammaln(1 + 1 / shape) - np.log1p(cv**2))
+
+    low, high = _WEIBULL_SHAPES
+    if excess(low) <= 0:
+        return low
+    return high if excess(high) >= 0 else float(optimize.brentq(excess, low, high))
+
+
+def _rated(kind: str, keys: dict[str, Any], law: Any, gaps: FloatArray) -> Candidate:
+    """A law of gaps with its likelihood and its distance."""
+    return Candidate(kind, keys, len(keys), float(law.logpdf(gaps).sum()), float(stats.kstest(gaps, law.cdf).statistic))
 
 
 def _rounded(

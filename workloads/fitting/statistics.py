@@ -11,7 +11,7 @@ from scipy import stats
 
 from workloads.generators.lengths import FloatArray, IntArray
 from workloads.request import Request, Workload, WorkloadError, timed
-from workloads.reuse import Reuse
+from workloads.reuse import LoggedHits, Reuse
 
 WINDOWS_S = (1.0, 60.0)
 """Windows, in seconds, in which arrivals are counted to measure burstiness."""
@@ -78,18 +78,22 @@ class Statistics(NamedTuple):
     output: Spread
     correlation: float | None
     """Spearman's rank correlation of prompt and output lengths; None if one of them is constant."""
+    users: int | None
+    """Users who wait for each answer; None where requests arrive by themselves."""
     sessions: int
     """Number of conversations; 0 if the workload has no sessions."""
     reuse: Reuse | None = None
     """What prompts share; None if that is not known."""
+    logged: LoggedHits | None = None
+    """Hits that the server counted that was logged; None if the log does not say."""
 
 
 def describe(workload: Workload, each: Callable[[Request], object] | None = None) -> Statistics:
     """Compute statistics of all requests but ``reuse``.
 
-    ``each`` is called with every request. Raises ``WorkloadError`` for a closed loop, which has no arrival times.
+    ``each`` is called with every request. A closed loop has no arrival times: nothing is said of them.
     """
-    columns, sessions = read_columns(workload, each)
+    columns, sessions = read_columns(workload, each, closed=True)
     tick = clock_tick(columns.arrivals_s)
     gaps = np.diff(columns.arrivals_s)
     spans = len(gaps) > 0 and columns.duration_s > 0
@@ -103,22 +107,25 @@ def describe(workload: Workload, each: Callable[[Request], object] | None = None
         prompt=Spread.of(columns.prompt_tokens),
         output=Spread.of(columns.output_tokens),
         correlation=rank_correlation(columns.prompt_tokens, columns.output_tokens),
+        users=workload.users,
         sessions=sessions,
     )
 
 
-def read_columns(workload: Workload, each: Callable[[Request], object] | None = None) -> tuple[RequestColumns, int]:
+def read_columns(
+    workload: Workload, each: Callable[[Request], object] | None = None, *, closed: bool = False
+) -> tuple[RequestColumns, int]:
     """Read arrivals and lengths, and the number of sessions. ``each`` is called with every request.
 
-    Raises ``WorkloadError``.
+    ``closed``: a closed loop will do, all of whose requests arrive at time 0. Raises ``WorkloadError``.
     """
-    if workload.users is not None:
+    if workload.users is not None and not closed:
         raise WorkloadError("a closed loop has no arrivals of its own: its users wait for the server's answers")
     if workload.n_requests > _MOST:
         raise WorkloadError(f"{workload.n_requests:,} requests are too many to describe; {_MOST:,} are accepted")
     arrivals, prompts, outputs = array("d"), array("q"), array("q")
     session, sessions = None, 0
-    for now, request in timed(workload):
+    for now, request in timed(workload) if workload.users is None else ((0.0, request) for request in workload):
         sessions += request.session is not None and request.session != session
         session = request.session
         arrivals.append(now)

@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
-from itertools import islice
+from itertools import islice, repeat
 
-from workloads.request import SOURCES, Prefixes, Request, Segment, Workload, WorkloadError, answer_of
+from workloads.request import SOURCES, Prefixes, Request, Segment, Workload, WorkloadError, answer_of, conversations
 from workloads.rng import named_rng
 
 
@@ -47,7 +47,7 @@ class Mix:
     @property
     def notes(self) -> tuple[str, ...]:
         """The notes of all parts, each with the number of its part."""
-        return tuple(f"part {k}: {note}" for k, part in enumerate(self.parts) for note in part.notes)
+        return tuple(type(note)(f"part {k}: {note}") for k, part in enumerate(self.parts) for note in part.notes)
 
     @property
     def prefixes(self) -> Prefixes:
@@ -58,7 +58,7 @@ class Mix:
         return "blocks" if parts == {"blocks"} else "tokens"
 
     def __iter__(self) -> Iterator[Request]:
-        groups = merge(*map(_groups, range(len(self.parts)), self.parts), key=_arrival)
+        groups = merge(*map(zip, map(repeat, range(len(self.parts))), map(conversations, self.parts)), key=_arrival)
         return islice(self._renumbered(groups), self.n_requests)
 
     def _renumbered(self, groups: Iterator[_Group]) -> Iterator[Request]:
@@ -101,14 +101,3 @@ _Group = tuple[int, Sequence[Request]]
 
 def _arrival(group: _Group) -> float:
     return group[1][0].arrival_s
-
-
-def _groups(place: int, part: Workload) -> Iterator[_Group]:
-    group: list[Request] = []
-    for request in part:
-        if group and (request.session is None or request.session != group[0].session):
-            yield place, group
-            group = []
-        group.append(request)
-    if group:
-        yield place, group

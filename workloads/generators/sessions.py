@@ -42,8 +42,8 @@ class Sessions:
 
     The prompt of turn k is the system prompt, user message 1, answer 1, user message 2, and so on to user message k.
     An answer is quoted whole, even if the server ended it early in a full slot. The ``arrival_s`` of each turn is the
-    start of its session; turns after the first have a ``think_s``. With ``tools``, the conversations are loops of
-    agents: a message after the first may be the result of a tool.
+    start of its session; turns after the first have a ``think_s``, and with ``users`` first turns too. With
+    ``tools``, the conversations are loops of agents: a message after the first may be the result of a tool.
 
     The distribution of one length does not change any other draw, but the number of turns of a session changes the
     lengths in later sessions.
@@ -70,7 +70,11 @@ class Sessions:
     """A session ends before the first turn whose prompt and output together would exceed this many tokens. Its first
     turn is always sent."""
     tools: Tools | None = None
-    users: None = field(default=None, init=False)
+    first_tokens: Lengths | None = None
+    """Tokens of the first message of each session; None: as of the others."""
+    users: int | None = None
+    """The number of users, each of whom begins the next session ``think_s`` after the one before has ended; None:
+    sessions begin by the clock."""
     n_requests: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +92,7 @@ class Sessions:
 
     def __iter__(self) -> Iterator[Request]:
         number = session = 0
-        system_segments = self._system_prompts()
+        system_tokens = self._system_tokens()
         for batch in self._session_batches():
             users, outputs, thinks = batch.users.tolist(), batch.outputs.tolist(), batch.thinks.tolist()
             rows = zip(
@@ -99,8 +103,8 @@ class Sessions:
                 strict=True,
             )
             for start_s, system, first, end in rows:
-                content = list(system_segments[system : system + 1])
-                prompt = sum(segment.n for segment in content)
+                prompt = int(system_tokens[system]) if len(system_tokens) else 0
+                content = [Segment(system, 0, prompt)] if len(system_tokens) else []
                 turns = zip(users[first:end], outputs[first:end], thinks[first:end], strict=True)
                 for turn, (user, output, think_s) in enumerate(turns, 1):
                     # Sources count the system prompts first, then one new message for each request.
@@ -118,8 +122,9 @@ class Sessions:
         gaps, counts = self.gaps(named_rng(self.seed, "session-gaps")), named_rng(self.seed, "session-turns")
         choices, thinking = named_rng(self.seed, "session-systems"), named_rng(self.seed, "turn-think-times")
         users, outputs = named_rng(self.seed, "turn-user-lengths"), named_rng(self.seed, "turn-output-lengths")
+        opening = named_rng(self.seed, "session-first-lengths")
         tool_turns = None if self.tools is None else _ToolTurns(self.seed, self.tools)
-        opened = np.array([segment.n for segment in self._system_prompts()] or [0])
+        opened = self._system_tokens() if self.system_prompts else np.zeros(1, dtype=np.int64)
         now = 0.0
         for first in range(0, self.sessions, _BATCH):
             n = min(_BATCH, self.sessions - first)
@@ -133,7 +138,10 @@ class Sessions:
                 thinks = np.zeros(total)
                 later = np.ones(total, dtype=np.bool_)
                 later[firsts] = False
-                thinks[later] = thinking.exponential(self.think_s, total - len(firsts))
+                waits = later if self.users is None else np.ones_like(later)
+                thinks[waits] = thinking.exponential(self.think_s, int(waits.sum()))
+                if self.first_tokens is not None:
+                    user[firsts] = self.first_tokens.draw(opening, len(firsts))
                 if tool_turns is not None:
                     tool_turns.replace(user, thinks, later)
                 # Cut only after everything is drawn: later sessions must not depend on where this one ends.
@@ -158,10 +166,9 @@ class Sessions:
         fits = reached - np.repeat(before, turns) <= self.max_context
         return np.maximum(1, np.add.reduceat(fits, firsts, dtype=np.int64))
 
-    def _system_prompts(self) -> tuple[Segment, ...]:
-        """The system prompts, starting with the most popular."""
-        tokens = self.system_tokens.draw(named_rng(self.seed, "system-lengths"), self.system_prompts)
-        return tuple(Segment(source, 0, n) for source, n in enumerate(tokens.tolist()))
+    def _system_tokens(self) -> IntArray:
+        """Tokens of each system prompt, starting with the most popular."""
+        return self.system_tokens.draw(named_rng(self.seed, "system-lengths"), self.system_prompts)
 
 
 class _ToolTurns:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from workloads.generators.gaps import Gaps, moments
 from workloads.generators.joint import GivenPrompt, draw_pairs
 from workloads.generators.lengths import Lengths
-from workloads.request import Prefixes, Request
+from workloads.request import Prefixes, Request, Segment
 from workloads.rng import named_rng
 
 _BATCH = 4096
@@ -31,6 +31,8 @@ class Synthetic:
     """The number of users of a closed loop, in which the gaps are think times; None: the gaps are between arrivals."""
     correlation: float = 0.0
     """Spearman's rank correlation of prompt and output lengths; -1 to 1."""
+    shared_tokens: int = 0
+    """Tokens with which every prompt begins, the same in all; of shorter prompts all but the last."""
 
     def __post_init__(self) -> None:
         if self.correlation and isinstance(self.output_tokens, GivenPrompt):
@@ -43,7 +45,7 @@ class Synthetic:
 
     @property
     def prefixes(self) -> Prefixes:
-        """It is known that no two prompts share a text."""
+        """It is known what prompts share: the same beginning, if any."""
         return "tokens"
 
     def __iter__(self) -> Iterator[Request]:
@@ -64,7 +66,11 @@ class Synthetic:
             )
             if self.users is not None:
                 for i, prompt, output, gap in rows:
-                    yield Request(i, 0.0, prompt, output, gap)
+                    yield Request(i, 0.0, prompt, output, gap, self._content(i, prompt))
             else:
                 for i, prompt, output, now in rows:
-                    yield Request(i, now, prompt, output)
+                    yield Request(i, now, prompt, output, 0.0, self._content(i, prompt))
+
+    def _content(self, number: int, prompt: int) -> tuple[Segment, ...]:
+        shared = min(self.shared_tokens, prompt - 1)
+        return (Segment(0, 0, shared), Segment(number + 1, 0, prompt - shared)) if shared > 0 else ()

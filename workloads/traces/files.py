@@ -25,6 +25,12 @@ _MAX_DICTIONARY = 1 << 27
 """The most memory for decompressing xz, in bytes; ``xz -9`` needs half of it."""
 
 
+class Remark(str):
+    """One of a workload's notes that says how its file was read, and warns of nothing."""
+
+    heading = "note"
+
+
 def shown_path(path: Path | str) -> str:
     """The path as one printable line; unprintable characters are escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(path))

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +19,7 @@ from workloads.traces.files import not_text, not_utf8, open_bytes, shown_path
 from workloads.traces.jsonl import MAX_LINE
 from workloads.traces.mooncake import MooncakeTrace
 from workloads.traces.observed import ObservedTrace
+from workloads.traces.own_logs import NAMES, LogTrace, log_form, why_no_log
 from workloads.traces.parquet import PARQUET
 from workloads.traces.plugins import others
 from workloads.traces.ragpulse import RagPulseTrace
@@ -36,6 +38,7 @@ KINDS: dict[str, type[Trace]] = {
     "weka": WekaTrace,
     "recorded": RecordedTrace,
     "observed": ObservedTrace,
+    "log": LogTrace,
     "table": TableTrace,
 }
 """The built-in readers by their ``kind`` in scenarios."""
@@ -89,10 +92,14 @@ def sniff(path: Path | str) -> str:
     if text.count("\0") > len(text) // 10 or "\0" * 8 in text or (not is_json and "\0" in first):
         raise WorkloadError(f"{shown}: zero bytes; {kinds}, in UTF-8 (is this UTF-16, or an archive?)")
     signs = _json_kind(text.replace("\0", "")) if is_json else _csv_kind(first)
+    if signs in (None, "table", "ragpulse") and log_form(text) is not None:
+        signs = "log"
     names = list(next(objects(text), ())) if is_json else header_names(first)[1]
-    if signs in (None, "table"):
+    if signs in (None, "table", "log"):
         signs = _registered_kind(names, "jsonl" if is_json else "csv") or signs
     if signs is None:
+        if why := why_no_log(text):
+            raise WorkloadError(f"{shown}: {why}")
         own = f"; if it is a table of your own, {how_to_name_columns(names)}" if len(names) > 1 else ""
         raise WorkloadError(f"{shown}: begins with {quoted(first)}; {kinds}{own}")
     return signs
@@ -149,8 +156,17 @@ def how_to_name_columns(names: Sequence[str]) -> str:
     found = ", ".join(name.strip() if name.isprintable() else ascii(name) for name in names)
     found = found if len(found) <= _NAMES else f"{found[: _NAMES - 3]}..."
     required, others = Columns._fields[:3], Columns._fields[3:]
-    syntax = ",".join(f"{name}=NAME" for name in required)
+    syntax = ",".join(f"{field}={_nearest(field, names)}" for field in required)
     return f"name its columns with --columns {syntax} (and {', '.join(others)}, if there); found: {found}"
+
+
+def _nearest(field: str, names: Sequence[str]) -> str:
+    """The column whose name is most like ours for this, or like that of logs; NAME if none is."""
+    plain = {name.strip().casefold(): name.strip() for name in names}
+    for known in (field, *NAMES.get(field, ())):
+        if close := get_close_matches(known.casefold(), plain, n=1):
+            return plain[close[0]]
+    return "NAME"
 
 
 def _beginning(raw: IO[bytes]) -> bytes:

@@ -15,7 +15,16 @@ from workloads.request import Prefixes, Request, Segment, WorkloadError, answer_
 from workloads.traces.files import open_text, shown_path
 from workloads.traces.jsonl import json_lines
 from workloads.traces.observed_blocks import NONE, BlockTree, Call
-from workloads.traces.observed_lines import CANCELLED, EMPTY, FAILED, LineReader, Seen, without_torn
+from workloads.traces.observed_lines import (
+    CANCELLED,
+    EMPTY,
+    FAILED,
+    Counts,
+    LineReader,
+    RequestKey,
+    Seen,
+    without_torn,
+)
 from workloads.traces.observed_texts import Texts
 from workloads.traces.trace import Row, RowBatch, Trace, in_batches
 
@@ -32,7 +41,15 @@ class _Tally:
     kept: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     """Requests by why they are left out."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Failed requests by cause, where it is known."""
     estimated: int = 0
+    distorted: int = 0
+    """Requests while which the proxy was late."""
+    lag_s: float = 0.0
+    """The most that it was late."""
+    missed: int = 0
+    """Requests that the proxy has not looked at in full."""
     answers: int = 0
     """Requests whose answers have hashes."""
     shortened: int = 0
@@ -40,15 +57,34 @@ class _Tally:
     torn: list[int] = field(default_factory=list)
     """Numbers of the lines that are cut short."""
 
+    def count(self, seen: Seen, sign: int = 1) -> None:
+        """Add a request, or, with -1, take it out again."""
+        if seen.left_out:
+            self.left_out[seen.left_out] += sign
+            self.failures[seen.cause] += sign * bool(seen.cause)
+            return
+        self.kept += sign
+        self.estimated += sign * seen.estimated
+        self.distorted += sign * (seen.distorted > 0)
+        self.lag_s = max(self.lag_s, seen.distorted)
+        self.missed += sign * seen.missed
+        self.answers += sign * bool(seen.answer_blocks)
+
     def notes(self) -> Iterator[str]:
         """What a user should know."""
         for why in (FAILED, CANCELLED, EMPTY):
             if n := self.left_out[why]:
                 requests = "request" if n == 1 else "requests"
                 named = f"{why} {requests}" if why == FAILED else f"{requests} {why}"
-                yield f"{n:,} {named} left out"
+                causes = ", ".join(f"{cause} ({count:,})" for cause, count in (+self.failures).most_common())
+                yield f"{n:,} {named} left out{f': {causes}' if why == FAILED and causes else ''}"
         if self.estimated:
             yield f"{self.estimated:,} of {self.kept:,} requests: tokens estimated"
+        if self.distorted:
+            late = f"the proxy was late by up to {self.lag_s * 1e3:,.0f} ms, as on a busy machine"
+            yield f"{self.distorted:,} of {self.kept:,} requests: times distorted, since {late}"
+        if self.missed:
+            yield f"{self.missed:,} of {self.kept:,} requests: the proxy was too busy to look at all of their texts"
         if self.shortened:
             turns = "1 turn repeats" if self.shortened == 1 else f"{self.shortened:,} turns repeat"
             yield f"{turns} little of the answer before (without its reasoning?): shared with it is only the prompt"
@@ -103,25 +139,38 @@ class ObservedTrace(Trace):
     def _read(self, tally: _Tally) -> tuple[BlockTree, list[Call]]:
         """The requests of the file, in its order, and the blocks of their texts."""
         tree, lines = BlockTree(), LineReader(self.path)
-        requests: list[Call] = []
+        requests: list[Call | None] = []
+        unsure: dict[RequestKey, tuple[int, Seen]] = {}
+        """Requests that a later line may know better, and their places in the list."""
 
         def read(number: int, line: str) -> None:
             seen = lines.read(number, line)
             if seen is None:
                 return
-            if seen.left_out:
-                tally.left_out[seen.left_out] += 1
-                return
-            requests.append(_placed(seen, tree))
-            tally.kept += 1
-            tally.estimated += seen.estimated
-            tally.answers += bool(seen.answer_blocks)
+            at, before = unsure.get(seen.key, (-1, None))
+            if isinstance(seen, Counts):  # The request may be in an older part of the file.
+                if before is None or not before.estimated:
+                    return
+                call = before.call._replace(prompt_tokens=seen.prompt_tokens, output_tokens=seen.output_tokens)
+                seen = before._replace(call=call, estimated=seen.estimated)
+            else:
+                if not seen.left_out:
+                    seen = seen._replace(call=_placed(seen, tree), blocks=[], answer_blocks=seen.answer_blocks[:1])
+                if before is None or not before.missed or before.call.arrival_ns != seen.call.arrival_ns:
+                    at, before = len(requests), None
+                    requests.append(None)
+            if before is not None:
+                tally.count(before, -1)
+            tally.count(seen)
+            requests[at] = None if seen.left_out else seen.call
+            if seen.missed or seen.estimated:
+                unsure[seen.key] = at, seen
 
         with open_text(self.path) as text:
             whole = without_torn(json_lines(self.path, text, _LINE), tally.torn)
             for _ in self._bad_rows.sift(whole, read):
                 pass
-        return tree, requests
+        return tree, [request for request in requests if request is not None]
 
     def _rows(self, requests: list[Call], texts: Texts, *, check_all: bool) -> Iterator[Row]:
         """Rows in order of the starts of sessions; without content while the file is checked."""

@@ -1,4 +1,7 @@
-"""Lines of the files that ``kvsim observe`` writes: a header for each run of the proxy, and a line for each request.
+"""Lines of the files that ``kvsim observe`` writes: a header for each run of the proxy, a line for each request.
+
+A line of the kind ``counts`` has the tokens of an earlier request of its run, which were counted after its end. A
+request whose texts were not looked at in time (``missed``) may have a second line, which replaces the first.
 
 A header has ``started`` (date and time), and the size of a block in bytes and in token ids. A request has its times in
 seconds since then, its tokens and how they were counted, and hashes of the full blocks of its prompt's canonical text
@@ -25,6 +28,16 @@ from workloads.traces.observed_blocks import Call
 VERSION = 1
 """The version of the format that is read."""
 
+CAUSES = {
+    "unreachable": "the server was not reached",
+    "timeout": "not in time",
+    "no_answer": "no answer",
+    "cut_short": "the answer broke off",
+    "http_4xx": "HTTP 4xx",
+    "http_5xx": "HTTP 5xx",
+    "error_event": "an error in the answer",
+}
+"""Why a request failed, by the proxy's word for it."""
 FAILED, CANCELLED, EMPTY = "failed", "cancelled before the first token", "answered without a token"
 """Why a request is left out."""
 
@@ -43,6 +56,10 @@ _MAX_UNITS = 2**40
 _MAX_BLOCK = 2**20
 
 
+RequestKey = tuple[int, Any]
+"""Names a request by the start of its run and its number there."""
+
+
 class Run(NamedTuple):
     """A run of the proxy, from its header."""
 
@@ -55,16 +72,32 @@ class Run(NamedTuple):
 class Seen(NamedTuple):
     """A request as the proxy saw it."""
 
+    key: RequestKey
     call: Call
     """The request, whose blocks are not in a tree yet."""
     estimated: bool
     """Whether its tokens were estimated."""
     left_out: str
     """Why the request is left out; empty if it is not."""
+    cause: str
+    """Why it failed, if that is known."""
+    distorted: float
+    """By how many seconds the proxy was late while it ran."""
+    missed: bool
+    """Whether the proxy has not looked at all of it."""
     blocks: list[int]
     """Hashes of the full blocks of the prompt."""
     answer_blocks: list[int]
     """Hashes of the further full blocks of prompt and answer; empty if the answer is not known."""
+
+
+class Counts(NamedTuple):
+    """Tokens of a request that were counted after its end."""
+
+    key: RequestKey
+    prompt_tokens: int
+    output_tokens: int
+    estimated: bool
 
 
 class LineReader:
@@ -74,8 +107,8 @@ class LineReader:
         self._path = Path(shown_path(path))
         self._run: Run | None = None
 
-    def read(self, number: int, line: str) -> Seen | None:
-        """The request of a line; None for a header.
+    def read(self, number: int, line: str) -> Seen | Counts | None:
+        """What a line says of a request; None for a header.
 
         Raises ``FlawError`` for a bad request, and ``BadRowError`` for a bad header, since all that follows would be
         misunderstood without it.
@@ -89,11 +122,11 @@ class LineReader:
             if _HEADER.match(line):
                 raise BadRowError(self._path, number, str(flaw)) from None
             raise
-        if row["kind"] != "request":
-            raise FlawError(f"kind {shown(row['kind'])}; expected observed, request")
+        if row["kind"] not in ("request", "counts"):
+            raise FlawError(f"kind {shown(row['kind'])}; expected observed, request, counts")
         if self._run is None:
             raise FlawError('no header before it; a file begins with a line of kind "observed"')
-        return _seen(row, self._run)
+        return _seen(row, self._run) if row["kind"] == "request" else _counts(row, self._run)
 
 
 def without_torn(lines: Iterable[tuple[int, str]], torn: list[int]) -> Iterator[tuple[int, str]]:
@@ -144,28 +177,42 @@ def _seen(row: Object, run: Run) -> Seen:
     arrival_ns, ended_ns = (run.started_ns + round(seconds(row, key) * 1e9) for key in ("arrival_s", "last_s"))
     if ended_ns < arrival_ns:
         raise FlawError(f"last_s {shown(row['last_s'])} is before arrival_s {shown(row['arrival_s'])}")
-    output = whole(row, "output_tokens", 0, MAX_TOKENS)
     by_token = _one_of(row, "unit", _UNITS) == "tokens"
     size = run.block_tokens if by_token else run.block_bytes
     said, answered = (whole(row, key, 0, _MAX_UNITS) for key in ("prompt_units", "answer_units"))
     blocks, answer_blocks = _all_blocks(row, said // size, (said + answered) // size)
     # It ends later than it arrives even for the proxy's clock, so that it never ends before it is there.
     times = arrival_ns, max(ended_ns, arrival_ns + 1)
-    prompt = max(whole(row, "prompt_tokens", 0, MAX_TOKENS), 1)
-    estimated = _one_of(row, "counted", _COUNTS) == "estimate"
+    prompt, output, estimated = _tokens(row)
     call = Call(*times, prompt, output, by_token, size, said, answered)
-    return Seen(call, estimated, _left_out(row, output), blocks, answer_blocks)
+    left_out = _left_out(row, output)
+    distorted = seconds(row, "distorted") if "distorted" in row else 0.0
+    cause = CAUSES.get(row["cause"], "") if isinstance(row.get("cause"), str) else ""
+    key = (run.started_ns, row["id"] if type(row.get("id")) is int else None)
+    return Seen(key, call, estimated, left_out, cause, distorted, "missed" in row, blocks, answer_blocks)
+
+
+def _counts(row: Object, run: Run) -> Counts:
+    """Counts that came later. Raises ``FlawError``."""
+    check_keys("", row, ("id", "prompt_tokens", "output_tokens", "counted"))
+    return Counts((run.started_ns, whole(row, "id", 0, _MAX_UNITS)), *_tokens(row))
+
+
+def _tokens(row: Object) -> tuple[int, int, bool]:
+    """Tokens of prompt and answer, and whether they are estimates. Raises ``FlawError``."""
+    prompt, output = (whole(row, key, 0, MAX_TOKENS) for key in ("prompt_tokens", "output_tokens"))
+    return max(prompt, 1), output, _one_of(row, "counted", _COUNTS) == "estimate"
 
 
 def _left_out(row: Object, output: int) -> str:
     """Why the request of this row is left out; empty if it is not. Raises ``FlawError``."""
     end, status = _one_of(row, "end", _ENDS), row["status"]
     good = status is not None and 200 <= whole(row, "status", 0, 999) < 300
+    if end == "failed" or (end == "completed" and not good):
+        return FAILED
     if good and output:
         return ""
-    if end == "cancelled":
-        return CANCELLED
-    return EMPTY if good and end == "completed" else FAILED
+    return CANCELLED if end == "cancelled" else EMPTY
 
 
 def _all_blocks(row: Object, of_prompt: int, of_all: int) -> tuple[list[int], list[int]]:

@@ -13,13 +13,12 @@ from workloads.traces.bad_rows import quoted
 from workloads.traces.clock import TIMESTAMP
 from workloads.traces.files import shown_path
 from workloads.traces.kinds import header_names, how_to_name_columns, objects, read_beginning
+from workloads.traces.own_logs import NAMES
 from workloads.traces.parquet import PARQUET, parquet_columns
 from workloads.traces.table import Format
-from workloads.traces.table_row import Columns, Time
+from workloads.traces.table_row import SINCE_1970, Columns, Time
 
 _REQUIRED = Columns._fields[:3]
-_SINCE_1970: tuple[tuple[float, Time], ...] = ((1e17, "ns"), (1e14, "us"), (1e11, "ms"))
-"""From these numbers on, a time is no number of seconds, but one of smaller units since 1970."""
 
 
 class TableForm(NamedTuple):
@@ -34,9 +33,10 @@ class TableForm(NamedTuple):
 def table_form(path: Path | str, columns: Mapping[str, str] | None = None, time: Time | None = None) -> TableForm:
     """Look at the beginning of a table.
 
-    ``columns``: names of columns by our field; fields that are not given are found by their own names, in small or
-    capital letters. ``time``: the unit of arrivals; by default dates where they are written so, and else seconds,
-    unless the numbers are so large that they must be smaller units since 1970. Raises ``WorkloadError``.
+    ``columns``: names of columns by our field; fields that are not given are found by their own names, or else by
+    those that logs have for them (``own_logs.NAMES``), in small or capital letters. ``time``: the unit of arrivals; by
+    default dates where they are written so, and else seconds, unless the numbers are so large that they must be smaller
+    units since 1970. Raises ``WorkloadError``.
     """
     path, given = Path(path), dict(columns or {})
     for field in given:
@@ -70,7 +70,13 @@ def _find(path: Path, names: Sequence[str], given: Mapping[str, str]) -> Columns
             # The header may have blanks around the name.
             found[field] = next((name for name in names if name.strip() == given[field].strip()), given[field])
             continue
-        like = [name for name in names if name.strip().casefold() == field]
+        plain = {name.strip().casefold() for name in names}
+        called = (
+            field
+            if field in plain
+            else next((name for name in map(str.casefold, NAMES.get(field, ())) if name in plain), field)
+        )
+        like = [name for name in names if name.strip().casefold() == called]
         found[field] = like[0] if len(like) == 1 else None
     missing = [field for field in _REQUIRED if found[field] is None]
     if missing:
@@ -87,4 +93,4 @@ def _unit(value: Any) -> Time:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         return "s"
-    return next((unit for least, unit in _SINCE_1970 if number >= least), "s")
+    return next((unit for least, unit in SINCE_1970 if number >= least), "s")

@@ -7,6 +7,9 @@ from typing import Literal, NamedTuple
 Time = Literal["s", "ms", "us", "ns", "datetime"]
 """The unit of arrivals; ``datetime``: a date and time, in UTC unless there is an offset."""
 
+SINCE_1970: tuple[tuple[float, Time], ...] = ((1e17, "ns"), (1e14, "us"), (1e11, "ms"))
+"""From these numbers on, a time is no number of seconds, but one of smaller units since 1970."""
+
 
 class Columns(NamedTuple):
     """Names of the columns; None if there is no such column."""

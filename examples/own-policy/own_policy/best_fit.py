@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from own_policy.extents import best_fit
+from own_policy.extents import FreeExtents
 from policies.api import (
     CacheConfig,
     CellMap,
@@ -16,6 +16,7 @@ from policies.api import (
     Place,
     Policy,
     Unsupported,
+    Usage,
     View,
     reads_of,
     split_batch,
@@ -33,25 +34,26 @@ class BestFit(Policy):
         self.groups = (Group(config.cells),)
         self.kernel = config.kernel or "gather"
         self._n_ubatch = config.n_ubatch
-        self._used = np.zeros(config.cells, dtype=bool)
+        self._free = FreeExtents(config.cells)
         self._cells: dict[int, IntArray] = {}
         """Each sequence's cells, in order of position."""
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
-        """Search for all chunks first, so that nothing has changed if one finds no room."""
+        """Take cells for all chunks first, and give them back if one finds no room, so that nothing has changed."""
         if any(chunk.also for chunk in step):
             raise Unsupported(f"{self.name}: sequences cannot share cells")
         batches = split_batch(step, self._n_ubatch)
-        used = self._used.copy()
-        found = []
+        found: list[IntArray] = []
         for chunk in (chunk for chunks in batches for chunk in chunks):
-            first = best_fit(used, chunk.n)
+            first = self._free.take(chunk.n)
             if first is None:
-                raise OutOfCells(f"no free extent of {chunk.n} cells; {int((~used).sum())} of {self.capacity} are free")
-            used[first : first + chunk.n] = True
+                free = sum(self._free.lengths)
+                for cells in found:
+                    self._release(cells)
+                raise OutOfCells(f"no free extent of {chunk.n} cells; {free} of {self.capacity} are free")
             found.append(np.arange(first, first + chunk.n))
-        cells = iter(found)
-        return tuple(self._place(chunks, [next(cells) for _ in chunks], views) for chunks in batches)
+        places = iter(found)
+        return tuple(self._place(chunks, [next(places) for _ in chunks], views) for chunks in batches)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Free a sequence, or its end."""
@@ -60,7 +62,7 @@ class BestFit(Policy):
             return
         if stop is not None and stop < len(held):
             raise Unsupported(f"{self.name}: only the end of a sequence can be freed, not [{start}, {stop})")
-        self._used[held[start:]] = False
+        self._release(held[start:])
         self._cells[seq] = held[:start]
         if start == 0:
             del self._cells[seq]
@@ -68,6 +70,27 @@ class BestFit(Policy):
     def can_truncate(self, seq: int, n: int) -> int:
         """Any number of a sequence's first tokens can be kept."""
         return n
+
+    def usage(self) -> Usage:
+        """Asked for at every step: from the extents, since to count the cells of a GPU's cache takes milliseconds."""
+        lengths = self._free.lengths
+        stored, largest = self.capacity - sum(lengths), max(lengths, default=0)
+        return Usage(
+            capacity=self.capacity,
+            stored=stored,
+            allocated=stored,
+            placeable=largest,
+            free_extents=len(lengths),
+            largest_free_extent=largest,
+            span=self._span,
+        )
+
+    def first_owners(self, group: int = 0) -> IntArray:
+        """The sequence in each cell, for snapshots; without it they would ask for ``occupancy``, which is slow."""
+        owners = np.full(self.capacity, -1)
+        for seq, cells in self._cells.items():
+            owners[cells] = seq
+        return owners
 
     def occupancy(self, group: int = 0) -> CellMap:
         """The cells of all tables."""
@@ -85,10 +108,19 @@ class BestFit(Policy):
 
     def _place(self, chunks: tuple[Chunk, ...], found: list[IntArray], views: bool) -> MicroBatch:
         for chunk, cells in zip(chunks, found, strict=True):
-            self._used[cells] = True
             self._cells[chunk.seq] = np.append(self._cells.get(chunk.seq, cells[:0]), cells)
-        span = int(np.flatnonzero(self._used).max()) + 1
-        reads = reads_of(self.kernel, chunks, self._cells.__getitem__, span)
+        reads = reads_of(self.kernel, chunks, self._cells.__getitem__, self._span)
         tables = [self._cells[chunk.seq] for chunk in chunks]
         seen = tuple(View(cells, np.arange(len(cells))) for cells in tables) if views else ()
         return MicroBatch(chunks, (Place(np.concatenate(found), reads, views=seen),))
+
+    @property
+    def _span(self) -> int:
+        """Cells up to the highest used one."""
+        free = self._free
+        return free.firsts[-1] if free.ends[-1:] == [self.capacity] else self.capacity
+
+    def _release(self, cells: IntArray) -> None:
+        """Give cells back, run by run."""
+        for run in np.split(cells, np.flatnonzero(np.diff(cells) != 1) + 1):
+            self._free.release(int(run[0]), len(run))

@@ -10,12 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvsim.costs.memory_settings import CONTEXT_UNIT, Engine, PlanSettings
 from kvsim.costs.vllm_profile import profile_run
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.model.memory_shapes import memory_shape
-from kvsim.scenario.scenario import Scenario
+
+if TYPE_CHECKING:
+    from kvsim.scenario.scenario import Scenario
 
 OLD_NOTE = (
     "needs llama.cpp b4666 to b4880, the last versions to defragment by threshold; later ones ignore --defrag-thold"
@@ -35,7 +38,8 @@ def llamacpp_flags(scenario: Scenario, *, windows: bool = False) -> Flags:
     size.
     """
     server, cache = scenario.server, scenario.cache
-    flags = [("--ctx-size", str(cache.cells)), ("--parallel", str(server.slots))]
+    flags = [*_placed(scenario.machine.n_gpu_layers, scenario.machine.n_cpu_moe)]
+    flags += [("--ctx-size", str(cache.cells)), ("--parallel", str(server.slots))]
     old = scenario.engine == LLAMACPP_B4666
     if scenario.unified and not old:
         # Otherwise --parallel gives each slot a cache of its own.
@@ -51,6 +55,12 @@ def llamacpp_flags(scenario: Scenario, *, windows: bool = False) -> Flags:
     if old:
         flags.append(("--defrag-thold", f"{cache.threshold:g}"))
     return (*flags, *_slot_flags(scenario))
+
+
+def _placed(n_gpu_layers: int | None, n_cpu_moe: int) -> Flags:
+    """The options that keep layers on the CPU."""
+    layers = () if n_gpu_layers is None else (("--n-gpu-layers", str(n_gpu_layers)),)
+    return (*layers, *((("--n-cpu-moe", str(n_cpu_moe)),) if n_cpu_moe else ()))
 
 
 def _slot_flags(scenario: Scenario) -> Flags:
@@ -127,6 +137,7 @@ def largest_fit_flags(engine: Engine, settings: PlanSettings) -> Flags:
             *kind,
         )
     return (
+        *_placed(settings.n_gpu_layers, settings.n_cpu_moe),
         ("--ctx-size", str(settings.ctx * settings.parallel)),
         ("--parallel", str(settings.parallel)),
         ("--cache-type-k", settings.type_k),

@@ -21,6 +21,7 @@ MIB = 1 << 20
 _WITHOUT_MEMORY = {
     "--kv-unified": "one cache for all slots, of which a request may take any share",
     "--batch-size": "the most tokens in a step, computed --ubatch-size at a time",
+    "--threads": "threads that compute; the times were measured with so many",
     "--defrag-thold": "cells are moved together when more than this share of them is holes",
     "--cache-reuse": "runs of at least so many tokens behind the common prefix are moved and used again",
     "--slot-prompt-similarity": "a prompt goes to the slot that holds more than this share of it",
@@ -123,6 +124,12 @@ def _llamacpp(name: str, value: str, made: Plan) -> tuple[str, int | None]:
             return f"compute buffers ≈ {format_size(size)}, for {int(value):,} tokens in a pass", size
         case "--flash-attn":
             return flash_attention(made, on=value != "off")
+        case "--n-gpu-layers" | "--n-cpu-moe":
+            layers = name == "--n-gpu-layers"
+            whole = _with(made, n_gpu_layers=None) if layers else _with(made, n_cpu_moe=0)
+            less = whole.total("llamacpp") - made.total("llamacpp")
+            what = "other layers" if layers else "the experts of the first layers"
+            return f"{what} in the computer's memory: ≈ {format_size(less)} less", -less
         case "--swa-full":
             more = kv_bytes(made) - kv_bytes(_with(made, swa_full=False))
             return f"layers with a window keep every token: {format_size(more)} more", more

@@ -18,7 +18,6 @@ from kvsim.advice.memory.flag_effects import MIB, Effect, cell_size, flash_atten
 from kvsim.costs.memory_plan import Plan
 from kvsim.errors import counted
 from kvsim.model.storage_types import CACHE_TYPES, format_size
-from kvsim.scenario.serving_sections import ServerSection
 
 COMMAND = "ollama serve"
 """The program that reads the variables."""
@@ -120,8 +119,7 @@ def _missing(given: Any, made: Plan, theirs: Plan) -> dict[str, str]:
         found["--cache-type-k"] = (
             f"it documents {', '.join(_DOCUMENTED)} only, and hands {theirs.settings.type_k} on to llama-server"
         )
-    usual = str(ServerSection().cache_ram)
-    if (limit := given.get("--cache-ram", usual)) != usual:
+    if (limit := given.get("--cache-ram")) is not None and limit != (usual := _usual_cache_ram()):
         found["--cache-ram"] = (
             f"its llama-server keeps up to {format_size(int(usual) * MIB)} of host memory, unless LLAMA_ARG_CACHE_RAM="
             f"{limit} is set too"
@@ -132,3 +130,10 @@ def _missing(given: Any, made: Plan, theirs: Plan) -> dict[str, str]:
             "memory"
         )
     return found | {option: why.format(value=given[option]) for option, why in _INSTEAD.items() if option in given}
+
+
+def _usual_cache_ram() -> str:
+    # The sections of scenarios are slow to import, and a plan needs none.
+    from kvsim.scenario.serving_sections import ServerSection
+
+    return str(ServerSection().cache_ram)

@@ -22,9 +22,10 @@ def plan_scenario(
     weights: str | None = None,
     memory: int | None = None,
 ) -> Plan:
-    """Plan the memory of a scenario's cache and batches for a model; ``memory`` in bytes. Raises ``UserError``.
+    """Plan the memory of a scenario's cache and batches for a model. Raises ``UserError``.
 
     The scenario's cells are shared out equally over its slots. ``engine``: ``llamacpp`` or ``vllm``; None: both.
+    ``memory``: what the engine may have, bytes.
     """
     server, cache = scenario.server, scenario.cache
     return plan(
@@ -41,7 +42,10 @@ def plan_scenario(
         swa_full=cache.policy != "sliding-window",
         block_size=cache.block_size,
         weights=weights,
+        n_gpu_layers=scenario.machine.n_gpu_layers,
+        n_cpu_moe=scenario.machine.n_cpu_moe,
         memory=memory,
+        reserve=0,
     )
 
 

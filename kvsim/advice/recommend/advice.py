@@ -138,5 +138,5 @@ def _bound(bound: Bound) -> dict[str, Any]:
 
 def _best(folder: Path) -> list[Path]:
     """The scenarios of settings by place, or by device."""
-    of_devices = [folder / f"best-{device}.toml" for device in devices()]
+    of_devices = [path for device in devices() for path in folder.glob(f"best-{device}*.toml")]
     return [*folder.glob("best-[0-9]*.toml"), *of_devices]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,46 +16,29 @@ from kvsim.advice.memory.engine_flags import (
     Flags,
     llamacpp_flags,
     model_argument,
-    padded,
     vllm_flags,
 )
 from kvsim.advice.memory.scenario_memory import plan_scenario
 from kvsim.advice.recommend.families import (
     SettingsFamily,
     TargetEngine,
-    device_families,
-    host_caches,
-    machine_families,
 )
-from kvsim.costs.memory_plan import Plan, default_cells
-from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
+from kvsim.advice.recommend.kv_loss import narrow_note
+from kvsim.costs.memory_plan import Plan
+from kvsim.costs.memory_settings import Engine
 from kvsim.costs.profile import Profile
-from kvsim.costs.vllm_profile import profile_run
 from kvsim.errors import UserError, no_such
-from kvsim.experiments.traffic import TrafficSummary
 from kvsim.model.attention_groups import MemoryShape
-from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
-from kvsim.model.storage_types import VLLM_CACHE_TYPES, format_size
-from kvsim.scenario.scenario import Scenario, engine_version, load_scenario
-from kvsim.scenario.server_defaults import EARLY_SERVER, TODAYS_SERVERS
-from policies import available
-from policies.presets.papers import searches, token_eviction
+from kvsim.model.engine_versions import LLAMACPP_B4666
+from kvsim.scenario.scenario import Scenario
+from kvsim.scenario.server_defaults import TODAYS_SERVERS
 from workloads import named_rng
 
 ENGINES = ("llamacpp", "vllm", "both", "any")
 """Engines that can be asked for; ``any`` includes layouts that no engine has."""
-_TARGETS: dict[str, tuple[TargetEngine, ...]] = {
-    "llamacpp": ("llamacpp",),
-    "vllm": ("vllm",),
-    "both": ("llamacpp", "vllm"),
-    "any": ("llamacpp", "vllm", "research"),
-}
-
 _MEASURED: dict[str, TargetEngine] = {"llama": "llamacpp", "vllm": "vllm"}
 """The engine whose settings are searched by default, by how the name of the one that a profile measured begins:
 llama.cpp, llama-cpp-python, llama-server or vLLM."""
-
-_NAMES: dict[str, str] = {**ENGINE_TITLES, "any": "any engine"}
 
 REASONS = {
     "engine": "not available in this engine",
@@ -65,28 +47,16 @@ REASONS = {
     "untried": "not in the sample that was tried",
     "fails": "requests fail or are cut short",
     "slo": "misses the service level",
+    "same": "does the same as one of the best",
     "dominated": "sustains a lower load than others",
 }
 """Reasons for ruling a setting out, in the order in which they are checked."""
 
-_MOST_CELLS = 2**24
-_REUSE_FACTOR = 4
-"""Size of a cache that also keeps prefixes for reuse, as a multiple of what all slots need at once."""
+NOW = "now"
+"""What the settings of the server that runs are called."""
 
-_ALL_SETTINGS: dict[str, Any] = {
-    "cache__host_cells": 0,
-    "cache__eviction": "lru",
-    "server__preemption": "recompute",
-    "server__prefetch": "none",
-}
-"""Keys that no search varies."""
-
-_NOT_AN_OPTION = (
-    "ring",
-    "paged-window",
-    "oracle",
-    *(preset.name for preset in (*token_eviction.PRESETS, *searches.PRESETS)),
-)
+NARROWER: dict[Engine, tuple[str, ...]] = {"vllm": ("fp8",), "llamacpp": ("q8_0", "q4_0")}
+"""Types of K and V that are narrower than 16 bits, by engine, in the order in which they are tried."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +74,13 @@ class Candidate:
     """Total memory of the engine, weights and buffers included; partly estimated (``kvsim plan``)."""
     windows: bool
     """Whether the model whose memory was calculated has sliding windows."""
+    narrowed: int = 0
+    """How many steps narrower K and V are than the widest types that were tried."""
     reason: str = ""
     """A key of ``REASONS`` if the setting was ruled out before any run."""
     detail: str = ""
+    threads: int | None = None
+    """Threads of llama.cpp with which its times were measured; None: of a device, or of another engine."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -124,6 +98,7 @@ class Candidate:
             "block_size": cache.block_size,
             "threshold": cache.threshold,
             "cache_ram": server.cache_ram if server.scheduler in TODAYS_SERVERS else None,
+            "slot_prompt_similarity": server.slot_prompt_similarity if server.scheduler in TODAYS_SERVERS else None,
             "prefix_cache": cache.policy in ("vllm", "paged") and cache.prefix_cache,
             "chunked_prefill": server.chunked_prefill,
             "type_k": cache.type_k,
@@ -134,7 +109,8 @@ class Candidate:
     def flags(self) -> Flags:
         """Command-line options of the engine; empty if no engine has the setting."""
         if self.engine == "llamacpp":
-            return llamacpp_flags(self.scenario, windows=self.windows)
+            threads = () if self.threads is None else (("--threads", str(self.threads)),)
+            return (*llamacpp_flags(self.scenario, windows=self.windows), *threads)
         return vllm_flags(self.scenario) if self.engine == "vllm" else ()
 
     @property
@@ -152,7 +128,8 @@ class Candidate:
         n_batch, n_ubatch = self.scenario.n_batch, self.scenario.n_ubatch
         batch = f"{n_batch}" if self.engine == "vllm" else f"{n_batch}/{n_ubatch}"
         host = f", host cache {'on' if server.cache_ram else 'off'}" if self._has_host_cache else ""
-        return f"{self.family}, {cache.cells:,} cells, {server.slots} slots, batch {batch}{host}"
+        kinds = f", K/V {cache.type_k}" if self.narrowed else ""
+        return f"{self.family}, {cache.cells:,} cells, {server.slots} slots, batch {batch}{kinds}{host}"
 
     @property
     def host_bytes(self) -> float:
@@ -161,9 +138,9 @@ class Candidate:
         return limit * 2**20 if limit >= 0 else math.inf
 
     @property
-    def memory_order(self) -> tuple[int, float, int]:
-        """Sort key among settings that are equal otherwise: the least memory first, then in order of search."""
-        return self.memory_bytes, self.host_bytes, self.number
+    def memory_order(self) -> tuple[int, int, float, int]:
+        """Sort key among settings that are equal otherwise: wider K and V, less memory, in order of search."""
+        return self.narrowed, self.memory_bytes, self.host_bytes, self.number
 
     @property
     def _has_host_cache(self) -> bool:
@@ -177,9 +154,11 @@ class Candidate:
             return [OLD_NOTE]
         if self.engine == "research":
             return ["no engine has this layout; it shows what an engine could gain from it"]
-        machine = self.scenario.machine
+        machine, cache = self.scenario.machine, self.scenario.cache
         if machine.device is not None:
-            return [f"serve a checkpoint whose weights are in {machine.weights}"] if machine.weights else []
+            file = "GGUF file" if self.engine == "llamacpp" else "checkpoint"
+            stored = [f"serve a {file} whose weights are in {machine.weights}"] if machine.weights else []
+            return [*stored, *narrow_note(cache.type_k, cache.type_v)]
         if self.engine == "vllm":
             return [
                 f"vLLM keeps K and V in the model's own type; memory is calculated for {self.scenario.cache.type_k}"
@@ -199,6 +178,8 @@ class SearchSpace:
     """Shape of the model that is served."""
     weights: str | None
     """Storage type of its weights, if one was chosen."""
+    fixed: tuple[Candidate, ...] = ()
+    """Settings that are judged beside the best ones: those that run now, and the engine's defaults."""
 
     def plan(self, candidate: Candidate, memory: int | None) -> Plan:
         """The memory of a setting under its engine, part by part, of so many bytes; of one GPU where several share it.
@@ -219,8 +200,12 @@ class SearchSpace:
 
         Within a family they are taken in the order of a Sobol sequence over its grid.
         """
-        usable = self._by_grid_index.values()
-        left = {f.name: _sobol_order(f, [c for c in usable if c.family == f.name], seed) for f in self.families}
+        left = {}
+        for family in self.families:
+            usable = [c for c in self._by_grid_index.values() if c.family == family.name]
+            # Where nothing within can be tried, such as where only narrower K and V fit, all are drawn from.
+            inner = [c for c in usable if _is_inner(family, c.grid_index)]
+            left[family.name] = _sobol_order(family, inner or usable, seed)
         chosen: list[Candidate] = []
         while len(chosen) < most and any(left.values()):
             for ordered in left.values():
@@ -235,6 +220,12 @@ class SearchSpace:
                 index = (*candidate.grid_index[:axis], other, *candidate.grid_index[axis + 1 :])
                 if neighbour := self._by_grid_index.get((candidate.family, index)):
                     yield neighbour
+
+
+def _is_inner(family: SettingsFamily, index: Sequence[int]) -> bool:
+    """Whether a position is among those that the first sample is drawn from."""
+    within = (family.inner.get(axis, range(len(values))) for axis, values in family.axes.items())
+    return all(at in positions for at, positions in zip(index, within, strict=True))
 
 
 def _sobol_order(family: SettingsFamily, members: Sequence[Candidate], seed: int) -> list[Candidate]:
@@ -258,51 +249,6 @@ def known_engine(engine: str) -> str:
     return engine
 
 
-def build_search_space(
-    base: Scenario,
-    summary: TrafficSummary,
-    engine: str,
-    profile: Profile,
-    shape: MemoryShape,
-    memory: int | None,
-    *,
-    weights: str | None = None,
-    tolerant: bool = False,
-) -> SearchSpace:
-    """Lay out all settings for the given traffic.
-
-    ``base``: on a device, settings are those of the profile's engine, and each has the cells that the device's memory
-    leaves. ``memory``: bytes, or None for no bound. ``tolerant``: some requests may fail or be cut short, so contexts
-    that hold only 99 % of them are tried too. Raises ``UserError``.
-    """
-    known_engine(engine)
-    window = next((g.window for g in shape.groups if g.kind == "window"), None) if shape.llamacpp_windows else None
-    targets = _TARGETS[engine]
-    every: Iterable[SettingsFamily] = machine_families(summary, window, tolerant, host_caches(base, summary))
-    builder = _CandidateBuilder(base, summary, profile, shape, memory, weights, window)
-    if base.machine.device is not None:
-        targets = _targets_on_device(engine, profile)
-        if profile_target(profile) == "vllm":
-            every = device_families(summary, tolerant, profile)
-            builder = _DeviceCandidateBuilder(base, summary, profile, shape, memory, weights, window)
-    families = tuple(f for f in every if f.engine in targets and not _of_other_server(f, profile))
-    candidates: list[Candidate] = []
-    for family in families:
-        for index in itertools.product(*(range(len(values)) for values in family.axes.values())):
-            candidate = builder.build(len(candidates), family, index)
-            if candidate is not None:
-                candidates.append(candidate)
-    if not candidates:
-        raise UserError(
-            f"no settings to try: a request of {summary.longest:,} tokens exceeds the largest cache of {_MOST_CELLS:,}"
-        )
-    searched = {family.keys["cache__policy"] for family in families}
-    left_out = _policies_left_out(searched, engine, window, shape.name)
-    if base.machine.device is not None or _of_live_server(profile):
-        left_out = {name: (why, _untimed(name, profile) or detail) for name, (why, detail) in left_out.items()}
-    return SearchSpace(families, tuple(candidates), left_out, shape, weights)
-
-
 def profile_target(profile: Profile) -> TargetEngine:
     """The engine whose times a device's profile has."""
     return measured_engine(profile) or "vllm"
@@ -312,182 +258,3 @@ def measured_engine(profile: Profile) -> TargetEngine | None:
     """The engine that a profile was measured on; None for kvsim's own, whose kernels stand for those of all engines."""
     name = profile.engine.lower()
     return next((engine for begins, engine in _MEASURED.items() if name.startswith(begins)), None)
-
-
-def _targets_on_device(engine: str, profile: Profile) -> tuple[TargetEngine, ...]:
-    """The engines asked for of which a device's profile has times. Raises ``UserError`` if it has none."""
-    own = profile_target(profile)
-    if own not in _TARGETS[engine]:
-        raise UserError(
-            f"--engine {engine}: profile {profile.name} has times of {profile.engine} alone; --engine {own}, both or "
-            "any is accepted"
-        )
-    return tuple(target for target in _TARGETS[engine] if target in (own, "research"))
-
-
-def _of_live_server(profile: Profile) -> bool:
-    """Whether a profile was measured on a running llama-server, which is today's."""
-    return profile.engine.startswith("llama-server")
-
-
-def _of_other_server(family: SettingsFamily, profile: Profile) -> bool:
-    """Whether a family is of llama-server of early 2025 and the times are those of today's."""
-    todays = _of_live_server(profile) or profile.device is not None
-    return todays and family.keys["server__scheduler"] == EARLY_SERVER
-
-
-def _untimed(policy: str, profile: Profile) -> str:
-    """Why a policy of an engine is not tried where a profile is of another; empty for any other policy."""
-    version = engine_version(policy)
-    own = "llama.cpp" if profile_target(profile) == "llamacpp" else "vLLM"
-    early = version is LLAMACPP_B4666 and _of_live_server(profile)
-    if version is None or (version.engine == own and not early):
-        return ""
-    return f"profile {profile.name} has times of {profile.engine} alone"
-
-
-def _policies_left_out(searched: set[str], engine: str, window: int | None, model: str) -> dict[str, tuple[str, str]]:
-    """Installed policies that are not searched: a key of ``REASONS``, and an explanation."""
-    # streams is llama.cpp-b6975 with a cache per slot, paged is vllm without its prefix cache, and layer-groups and
-    # uniform-pages are vllm where some of the layers have a window.
-    covered = {"streams": "llama.cpp-b6975", "paged": "vllm", "layer-groups": "vllm", "uniform-pages": "vllm"}
-    left_out: dict[str, tuple[str, str]] = {}
-    for name, preset in available().items():
-        if name in searched or covered.get(name) in searched:
-            continue
-        if preset.origin is not None:
-            left_out[name] = ("engine", "a plug-in: its settings are not known here")
-        elif name in _NOT_AN_OPTION:
-            left_out[name] = ("forgets", preset.summary)
-        elif name == "sliding-window" and window is None:
-            left_out[name] = ("engine", f"llama.cpp runs {model} without a sliding window")
-        else:
-            left_out[name] = ("engine", f"not in {'llama.cpp or vLLM' if engine == 'both' else _NAMES[engine]}")
-    return left_out
-
-
-@dataclass(frozen=True)
-class _CandidateBuilder:
-    """Builds candidates from positions in a grid."""
-
-    base: Scenario
-    summary: TrafficSummary
-    profile: Profile
-    shape: MemoryShape
-    memory: int | None
-    weights: str | None
-    window: int | None
-
-    def build(self, number: int, family: SettingsFamily, index: tuple[int, ...]) -> Candidate | None:
-        """Return the candidate at a position; None if it is impossible or equal to another one."""
-        at = {axis: values[i] for (axis, values), i in zip(family.axes.items(), index, strict=True)}
-        vllm = family.keys["server__scheduler"] == "vllm"
-        n_batch, n_ubatch = (at["batch"], at["batch"]) if vllm else at["batch"]
-        slots, chunked, block = at["slots"], at.get("chunked", True), at.get("block", self.base.cache.block_size)
-        context = padded(self.summary.longest if at["context"] == "longest" else self.summary.p99)
-        if n_batch < slots or (not chunked and n_batch < context):
-            return None
-        cells = self._cells(slots, context, at["room"], block if vllm else 0)
-        if cells is None:
-            return None
-        version = engine_version(family.keys["cache__policy"])
-        equal_shares = not family.keys.get("cache__unified", True) or (version is not None and version.equal_shares)
-        slot_context = cells // slots if equal_shares else cells if family.engine == "llamacpp" else context
-        scenario = self._scenario(
-            family,
-            cache__cells=cells,
-            cache__block_size=block,
-            cache__threshold=at.get("threshold", self.base.cache.threshold),
-            model__name=self.profile.model if self.base.machine.device is None else self.base.model.name,
-            server__slots=slots,
-            server__n_batch=n_batch,
-            server__n_ubatch=n_ubatch,
-            server__slot_context=slot_context,
-            server__cache_ram=at.get("host", self.base.server.cache_ram),
-            server__chunked_prefill=chunked,
-        )
-        total, reason, detail = self._memory_need(scenario, family.engine)
-        windows = self.window is not None
-        return Candidate(number, family.name, family.engine, index, scenario, total, windows, reason, detail)
-
-    def _scenario(self, family: SettingsFamily, **keys: Any) -> Scenario:
-        """The base with the keys of a family and of a setting, and the types of K and V of the profile."""
-        types: dict[str, Any] = {"cache__type_k": self.profile.type_k, "cache__type_v": self.profile.type_v}
-        return load_scenario(self.base, **family.keys, **types, **_ALL_SETTINGS, **keys)
-
-    def _cells(self, slots: int, context: int, room: str, spare: int) -> int | None:
-        """Cells for all slots at full length ("full"), at P95 length ("shared"), or with prefixes kept ("reuse").
-
-        ``spare``: cells of the first block, which vLLM never hands out.
-        """
-        full = padded(slots * context + spare)
-        shared = padded(max(context, slots * self.summary.p95) + spare)
-        cells = {"full": full, "shared": shared, "reuse": _REUSE_FACTOR * full}[room]
-        if cells > _MOST_CELLS or (room == "shared" and shared > 0.9 * full):
-            return None
-        return cells
-
-    def _memory_need(self, scenario: Scenario, target: TargetEngine) -> tuple[int, str, str]:
-        """The total bytes, and a reason and its detail if they do not fit, or the engine lacks the types of K and V."""
-        type_k, type_v = scenario.cache.type_k, scenario.cache.type_v
-        if target == "vllm" and (type_k != type_v or type_k not in VLLM_CACHE_TYPES):
-            return 0, "engine", f"vLLM has no cache with K in {type_k} and V in {type_v}"
-        engine: Engine = "vllm" if target == "vllm" else "llamacpp"
-        try:
-            planned = plan_scenario(scenario, self.shape, engine, weights=self.weights, memory=self.memory)
-        except UserError as e:
-            return 0, "memory", str(e)
-        total = planned.total(engine)
-        if self.memory is None or planned.fits(engine, self.memory):
-            return total, "", ""
-        budget = format_size(planned.budget(engine, self.memory))
-        return total, "memory", f"needs {format_size(total)}, {budget} available"
-
-
-class _DeviceCandidateBuilder(_CandidateBuilder):
-    """Builds candidates on a device, whose cache is what vLLM finds left of the memory."""
-
-    def build(self, number: int, family: SettingsFamily, index: tuple[int, ...]) -> Candidate | None:
-        """Return the candidate at a position; None if it is impossible."""
-        at = {axis: values[i] for (axis, values), i in zip(family.axes.items(), index, strict=True)}
-        slots, n_batch, chunked = at["slots"], at["batch"], at["chunked"]
-        tokens = self.summary.longest if at["context"] == "longest" else self.summary.p99
-        context = padded(tokens)
-        if self.shape.context is not None:
-            context = min(context, self.shape.context)
-        if n_batch < slots or (not chunked and n_batch < context):
-            return None
-        try:
-            held = self._held(slots, n_batch)
-            fault = "" if held >= min(tokens, context) else f"holds {held:,} tokens; a request has {tokens:,}"
-        except UserError as e:
-            held, fault = 0, str(e)
-        scenario = self._scenario(
-            family,
-            # By default what follows from the device; where that is too little, what one request takes.
-            cache__cells=context + self.base.cache.block_size if fault else None,
-            server__slots=slots,
-            server__n_batch=n_batch,
-            server__n_ubatch=None,
-            server__slot_context=context if fault else min(context, held),
-            server__chunked_prefill=chunked,
-        )
-        total = int((self.memory or 0) * profile_run(PRESENT["vLLM"].version).utilization)
-        reason = "memory" if fault else ""
-        return Candidate(number, family.name, family.engine, index, scenario, total, False, reason, fault)
-
-    def _held(self, slots: int, n_batch: int) -> int:
-        """Tokens that a request can have in the cache: all but those of the null block. Raises ``UserError``."""
-        machine, block = self.base.machine, self.base.cache.block_size
-        assert machine.device is not None
-        cells = default_cells(
-            self.base.model.name,
-            machine.device,
-            tp=machine.tensor_parallel,
-            weights=machine.weights,
-            batch=n_batch,
-            sequences=slots,
-            type_k=self.profile.type_k,
-            block_size=block,
-        )
-        return cells - block

@@ -13,12 +13,15 @@ from kvsim.advice.memory.engine_flags import command_line, flags_dict
 from kvsim.advice.recommend.advice import Advice
 from kvsim.advice.recommend.finalists import Finalist, Verdict
 from kvsim.advice.recommend.memory_answer import MemoryAnswer
+from kvsim.advice.recommend.places import Place
 from kvsim.advice.recommend.recommendation import Recommendation
 from kvsim.advice.recommend.trials import TrialOutcome
 from kvsim.costs.devices import device_named
+from kvsim.errors import counted
 from kvsim.experiments.estimates import UNKNOWN, Interval
 from kvsim.experiments.interval_text import plain
 from kvsim.experiments.traffic import OfferedLoad
+from kvsim.model.memory_shapes import memory_shape
 from kvsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -32,19 +35,37 @@ _NOT_REACHED = "interrupted before its turn"
 
 @dataclass(frozen=True)
 class DeviceAnswer:
-    """What was found out about one device."""
+    """What was found out about one place."""
 
-    device: str
+    place: Place
     answer: Recommendation | MemoryAnswer | None
     """None if nothing could be tried."""
     no_verdict: str
     """Why nothing is said about the service level; empty if it is."""
-    price_per_hour: float | None = None
-    """Price of one device; None if not given."""
-    tensor_parallel: int = 1
-    """Devices that share the model."""
+    price_of_one: float | None = None
+    """Price of an hour of one device; None if not given."""
     measured_largest: OfferedLoad | None = None
     """What runs served per second at the largest load, where only runs tell that: in a closed loop."""
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Price of an hour of all devices that share the model; None if not given."""
+        return None if self.price_of_one is None else self.price_of_one * self.place.tensor_parallel
+
+    @property
+    def replicas(self) -> int | None:
+        """Servers that meet the service level at the load asked about; None if that is not known of any number."""
+        if self.met:
+            return 1
+        fleet = None if self.recommendation is None else self.recommendation.fleet
+        return fleet.replicas if fleet is not None and fleet.met else None
+
+    @property
+    def price_in_all(self) -> float | None:
+        """Price of an hour of so many servers; None if either is not known."""
+        if self.replicas is None or self.price_per_hour is None:
+            return None
+        return self.replicas * self.price_per_hour
 
     @property
     def recommendation(self) -> Recommendation | None:
@@ -118,10 +139,10 @@ class DeviceAnswer:
         return self._cost(self.largest)
 
     def _cost(self, served: OfferedLoad | None) -> float | None:
-        """Price of a million output tokens where so much is served; the price is that of all GPUs of the model."""
+        """Price of a million output tokens where so much is served."""
         if served is None or self.price_per_hour is None:
             return None
-        return self.price_per_hour * self.tensor_parallel / _HOUR_S / served.output_tokens_per_s * _MILLION
+        return self.price_per_hour / _HOUR_S / served.output_tokens_per_s * _MILLION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,15 +150,15 @@ class DeviceComparison(Advice):
     """Which of some devices meets a service level, up to which load, and what a million output tokens cost."""
 
     answers: tuple[DeviceAnswer, ...]
-    """One for each device that was reached before an interrupt."""
-    asked: tuple[str, ...]
-    """The devices asked about."""
+    """One for each place that was reached before an interrupt."""
+    asked: tuple[Place, ...]
+    """The places asked about."""
 
     @cached_property
     def ranked(self) -> tuple[DeviceAnswer, ...]:
         """All devices: those that meet the service level first, by the largest load; those without a verdict last."""
-        reached = {answer.device for answer in self.answers}
-        missing = [DeviceAnswer(device, None, _NOT_REACHED) for device in self.asked if device not in reached]
+        reached = {answer.place for answer in self.answers}
+        missing = [DeviceAnswer(place, None, _NOT_REACHED) for place in self.asked if place not in reached]
         return tuple(sorted((*self.answers, *missing), key=_rank))
 
     @property
@@ -151,49 +172,56 @@ class DeviceComparison(Advice):
         """Where the search was interrupted, so that the answer is provisional; empty if it was not."""
         for answer in self.answers:
             if answer.recommendation is not None and answer.recommendation.interrupted:
-                return f"{answer.device}: {answer.recommendation.interrupted}"
-        return f"before {self.asked[len(self.answers)]}" if len(self.answers) < len(self.asked) else ""
+                return f"{self.name(answer)}: {answer.recommendation.interrupted}"
+        return f"before {self.asked[len(self.answers)].name(self.asked)}" if len(self.answers) < len(self.asked) else ""
 
     @property
     def bases(self) -> list[str]:
-        """What the times rest on, one line for each device that has any."""
-        return [found.basis for _, found in self._with_times]
+        """What the times rest on, one line for each place that has any."""
+        return list(dict.fromkeys(found.basis for _, found in self._with_times))
 
     @property
     def conclusion(self) -> str:
         """Which devices meet the service level, up to which load, and what a million output tokens cost there."""
         costs = [(answer.cost_at_largest, answer) for answer in self.ranked]
         known = sorted(((cost, answer) for cost, answer in costs if cost is not None), key=lambda pair: pair[0])
-        listed = ", ".join(f"{'at most ' * a.at_least}{plain(cost, 3)} on {a.device}" for cost, a in known)
+        listed = ", ".join(f"{'at most ' * a.at_least}{plain(cost, 3)} on {self.name(a)}" for cost, a in known)
         provisional = f"Interrupted, {self.interrupted}. So far: " if self.interrupted else ""
         priced = f" At the largest load, a million output tokens cost {listed}." if listed else ""
-        return f"{provisional}{'; '.join(self._clauses)}.{priced}"
+        return f"{provisional}{'; '.join(self._clauses)}.{self._several}{priced}"
+
+    @property
+    def _several(self) -> str:
+        """How many servers the load takes where one does not suffice, in a sentence, the cheapest first."""
+        needed = [answer for answer in self.ranked if answer.replicas is not None]
+        if all(answer.replicas == 1 for answer in needed):
+            return ""
+        needed.sort(key=lambda answer: answer.price_in_all or 0.0)
+        said = []
+        for answer in needed:
+            price = "" if answer.price_in_all is None else f" ({plain(answer.price_in_all, 3)} an hour)"
+            found = answer.recommendation
+            router = "" if found is None or found.fleet is None else f" behind {found.fleet.behind[0][0]}"
+            said.append(f"{counted(answer.replicas or 1, 'server')} of {self.name(answer)}{router}{price}")
+        return f" This load takes {' or '.join(said)}."
 
     @property
     def _clauses(self) -> Iterator[str]:
         """What is said of each device."""
         if self.met is None:
-            yield f"Whether {self.slo.text} can be met is unknown: {', '.join(self.asked)} have no verdict"
+            names = "; ".join(map(self.name, self.ranked))
+            yield f"Whether {self.slo.text} can be met is unknown: {names} have no verdict"
             return
         first, *others = self.ranked
         reach = _reach(first) if self.traffic.scalable else ""
         if first.met:
             verb = "meets" if first.verdict == "surely" else "probably meets"
-            yield f"{first.device} {verb} {self.slo.text} at this load{f', and {reach}' if reach else ''}"
+            yield f"{self.name(first)} {verb} {self.slo.text} at this load{f', and {reach}' if reach else ''}"
         else:
-            yield f"No device meets {self.slo.text} at this load{f': {first.device} meets it {reach}' if reach else ''}"
+            where = f": {self.name(first)} meets it {reach}" if reach else ""
+            yield f"Nothing meets {self.slo.text} at this load{where}"
         for answer in others:
-            yield f"{answer.device} {_further(answer, _reach(answer) if self.traffic.scalable else '')}"
-
-    @property
-    def no_verdicts(self) -> list[str]:
-        """Why devices have no verdict, and what memory says of them, one line each."""
-        lines = []
-        for answer in self.ranked:
-            if answer.no_verdict:
-                more = f" {answer.answer.held}" if isinstance(answer.answer, MemoryAnswer) else ""
-                lines.append(f"{answer.device}: {answer.no_verdict}.{more}")
-        return lines
+            yield f"{self.name(answer)} {_further(answer, _reach(answer) if self.traffic.scalable else '')}"
 
     @property
     def limits(self) -> list[str]:
@@ -201,10 +229,10 @@ class DeviceComparison(Advice):
         by_line: dict[str, list[str]] = {}
         for answer, found in self._with_times:
             for line in dict.fromkeys((*found.notes, *found.limits)):
-                by_line.setdefault(line, []).append(answer.device)
+                by_line.setdefault(line, []).append(self.name(answer))
         lines = [
-            line if len(devices) == len(self._with_times) else f"{', '.join(devices)}: {line}"
-            for line, devices in by_line.items()
+            line if len(names) == len(self._with_times) else f"{'; '.join(names)}: {line}"
+            for line, names in by_line.items()
         ]
         if any(answer.price_per_hour is not None for answer in self.answers):
             come = "arrive" if self.traffic.offered is not None else "are served"
@@ -216,12 +244,13 @@ class DeviceComparison(Advice):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per device, in the order of ``ranked``.
+        """One row per place, in the order of ``ranked``.
 
-        The columns are ``device``, ``tensor_parallel``, ``verdict``, ``no_verdict``, ``load`` (in every run),
-        ``mean_load`` and each bounded measure at the load asked about, both with ``_low`` and ``_high``,
-        ``requests_per_s`` and ``cost_per_million`` at the load asked about and ``_at_largest``, ``price_per_hour``, and
-        the best settings. Times are in seconds.
+        The columns are ``device``, ``model``, ``tensor_parallel``, ``weights``, ``kv``, ``verdict``, ``no_verdict``,
+        ``load`` (in every run), ``mean_load`` and each bounded measure at the load asked about, both with ``_low`` and
+        ``_high``, ``requests_per_s`` and ``cost_per_million`` at the load asked about and ``_at_largest``, ``replicas``
+        that meet it and ``price_in_all`` of theirs, ``price_per_hour`` of one server, and the best settings. Times are
+        in seconds.
         """
         import pandas as pd
 
@@ -232,7 +261,7 @@ class DeviceComparison(Advice):
         """The settings of all devices, as in ``Recommendation.candidates``, after a column ``device``."""
         import pandas as pd
 
-        found = [each.candidates.assign(device=answer.device) for answer, each in self._with_times]
+        found = [each.candidates.assign(device=self.name(answer)) for answer, each in self._with_times]
         if not found:
             return pd.DataFrame({"device": []})
         table = pd.concat(found, ignore_index=True)
@@ -264,15 +293,28 @@ class DeviceComparison(Advice):
     @property
     def scenarios(self) -> dict[str, Scenario]:
         """The best scenario of each device, ``best-rtx4090.toml`` and so on."""
-        return {_scenario_file(a): each.scenario_of(a.best) for a, each in self._with_times if a.best is not None}
+        return {
+            a.place.file(self.asked): each.scenario_of(a.best) for a, each in self._with_times if a.best is not None
+        }
+
+    def name(self, answer: DeviceAnswer) -> str:
+        """What a place is called beside the others."""
+        return answer.place.name(self.asked)
+
+    @staticmethod
+    def _place(answer: DeviceAnswer) -> dict[str, Any]:
+        """What serves, as tables and the object of ``--json`` have it."""
+        place = answer.place
+        served = {"device": place.device, "model": memory_shape(place.model).name}
+        return {**served, "tensor_parallel": place.tensor_parallel, "weights": place.weights, "kv": place.kv}
 
     def _device(self, answer: DeviceAnswer) -> dict[str, Any]:
         best, served, largest = answer.best, answer.served, answer.largest
         flags = () if best is None else best.candidate.flags
         return {
-            "device": answer.device,
-            "title": device_named(answer.device).title,
-            "tensor_parallel": answer.tensor_parallel,
+            **self._place(answer),
+            "name": self.name(answer),
+            "title": device_named(answer.place.device).title,
             "met": answer.met,
             "verdict": answer.verdict,
             "no_verdict": answer.no_verdict or None,
@@ -282,18 +324,20 @@ class DeviceComparison(Advice):
             "served": None if served is None else asdict(served),
             "served_at_largest": None if largest is None else asdict(largest),
             "price_per_hour": answer.price_per_hour,
+            "replicas": answer.replicas,
+            "price_in_all": answer.price_in_all,
             "cost_per_million": answer.cost,
             "cost_per_million_at_largest": answer.cost_at_largest,
             "command": best.candidate.command if best is not None and flags else None,
             "flags": flags_dict(flags),
             "typed": command_line(flags),
-            "scenario": None if best is None else _scenario_file(answer),
+            "scenario": None if best is None else answer.place.file(self.asked),
             "answer": None if answer.answer is None else answer.answer.to_dict(),
         }
 
     def _row(self, answer: DeviceAnswer) -> dict[str, Any]:
         best, served, largest = answer.best, answer.served, answer.largest
-        row: dict[str, Any] = {"device": answer.device, "tensor_parallel": answer.tensor_parallel}
+        row = self._place(answer)
         row |= {"verdict": answer.verdict, "no_verdict": answer.no_verdict, "load": answer.load}
         intervals = {"mean_load": answer.mean_load}
         measures = {} if best is None else best.measures
@@ -302,6 +346,7 @@ class DeviceComparison(Advice):
             row |= (interval or UNKNOWN).columns(name)
         row |= {"requests_per_s": served and served.requests_per_s}
         row |= {"requests_per_s_at_largest": largest and largest.requests_per_s}
+        row |= {"replicas": answer.replicas, "price_in_all": answer.price_in_all}
         row |= {"price_per_hour": answer.price_per_hour, "cost_per_million": answer.cost}
         row |= {"cost_per_million_at_largest": answer.cost_at_largest}
         return row | ({} if best is None else {**best.candidate.settings, "flags": command_line(best.candidate.flags)})
@@ -341,7 +386,3 @@ def _further(answer: DeviceAnswer, reach: str) -> str:
     if not reach or (answer.load is None and not answer.met):
         return verb
     return f"{verb}, {reach}" if answer.met else f"{verb}, but does {reach}"
-
-
-def _scenario_file(answer: DeviceAnswer) -> str:
-    return f"best-{answer.device}.toml"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from kvsim.advice.memory.engine_flags import padded
@@ -16,15 +16,21 @@ from kvsim.scenario.serving_sections import ServerSection
 TargetEngine = Literal["llamacpp", "vllm", "research"]
 """The engine that has a setting; ``research`` if no known engine does."""
 
-_SLOTS = (1, 2, 4, 8, 16, 32, 64)
+_SLOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_OFTEN_SLOTS = range(7)
+"""Positions in these from which the first sample is drawn."""
 _THRESHOLDS = (0.1, 0.3)
 """llama.cpp's default since b4065, and a value that compacts less often."""
+_SIMILARITIES = (0.5, 0.9)
+"""``--slot-prompt-similarity``, besides that of the scenario: what keeps users who share a system prompt in slots of
+their own."""
 _LLAMA_BATCHES = ((64, 64), (256, 128), (512, 512), (2048, 512))
 """``--batch-size`` and ``--ubatch-size``; the last is llama.cpp's default."""
 _VLLM_BATCHES = (64, 128, 256, 512, 2048)
-_DEVICE_SLOTS = (32, 64, 128, 256, 512, 1024)
-_DEVICE_BATCHES = (512, 1024, 2048, 4096, 8192, 16384)
+_DEVICE_SLOTS = (8, 16, 32, 64, 128, 256, 512, 1024)
+_DEVICE_BATCHES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """``--max-num-seqs`` and ``--max-num-batched-tokens`` on a device, as far as its profile was measured."""
+_OFTEN_ON_DEVICES = {"slots": range(2, 8), "batch": range(2, 8)}
 _BLOCKS = (16, 32)
 
 _MOVING = ("contiguous", "fill-holes", "full-compaction", "adaptive", "idle-compaction", "prompt-decode-regions")
@@ -41,6 +47,17 @@ class SettingsFamily:
     """Fixed scenario keys, as for ``load_scenario``."""
     axes: dict[str, tuple[Any, ...]]
     """Values that vary, by the name of the axis."""
+    inner: dict[str, range] = field(default_factory=dict)
+    """Positions that the first sample is drawn from, by axis; all where none are named. The others are tried where
+    those beside them are among the best."""
+
+    def narrowed(self, kv: tuple[str, ...]) -> SettingsFamily:
+        """This family with K and V in these types too; the first is tried first."""
+        return replace(self, axes={**self.axes, "kv": kv}, inner={**self.inner, "kv": range(1)})
+
+    def narrowed_at(self, index: Sequence[int]) -> int:
+        """How many steps narrower K and V are at a position than the widest types."""
+        return dict(zip(self.axes, index, strict=True)).get("kv", 0)
 
 
 def host_caches(base: Scenario, summary: TrafficSummary) -> tuple[int, ...]:
@@ -56,42 +73,55 @@ def host_caches(base: Scenario, summary: TrafficSummary) -> tuple[int, ...]:
 
 
 def machine_families(
-    summary: TrafficSummary, window: int | None, tolerant: bool, host: tuple[int, ...]
+    base: Scenario, summary: TrafficSummary, window: int | None, tolerant: bool, now: Scenario | None = None
 ) -> Iterator[SettingsFamily]:
     """Families of all engines.
 
     ``window``: tokens of the model's sliding windows, if llama.cpp has a cache for them. ``tolerant``: contexts that
-    hold only 99 % of the requests are tried too. ``host``: values of ``--cache-ram``.
+    hold only 99 % of the requests are tried too. ``now``: the server that runs; a vLLM keeps its size of blocks, since
+    not every kernel takes every size.
     """
+    blocks = (now.cache.block_size,) if now is not None and now.server.scheduler == "vllm" else _BLOCKS
     contexts = ("longest", "p99") if tolerant and padded(summary.p99) < padded(summary.longest) else ("longest",)
     rooms = ("shared", "full", "reuse") if summary.reuse else ("shared", "full")
     llama: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": _LLAMA_BATCHES}
     vllm: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": _VLLM_BATCHES, "room": rooms}
+    inner = {"slots": _OFTEN_SLOTS}
     server = {"server__scheduler": "llama-server"}
-    today, todays = {**server, "cache__policy": "llama.cpp-b6975"}, {**llama, "host": host}
-    yield SettingsFamily("llama.cpp-b6975", "llamacpp", {**today, "cache__unified": True}, {**todays, "room": rooms})
+    today, todays = {**server, "cache__policy": "llama.cpp-b6975"}, {**llama, "host": host_caches(base, summary)}
+    if summary.reuse:  # Otherwise no prompt is like what a slot holds.
+        todays["similarity"] = tuple(dict.fromkeys((base.server.slot_prompt_similarity, *_SIMILARITIES)))
+    yield SettingsFamily(
+        "llama.cpp-b6975", "llamacpp", {**today, "cache__unified": True}, {**todays, "room": rooms}, inner
+    )
     own = {**today, "cache__unified": False}
-    yield SettingsFamily("llama.cpp-b6975, per slot", "llamacpp", own, {**todays, "room": ("full",)})
+    yield SettingsFamily("llama.cpp-b6975, per slot", "llamacpp", own, {**todays, "room": ("full",)}, inner)
     if window is not None:
         keys = {**server, "cache__policy": "sliding-window", "cache__window": window}
-        yield SettingsFamily("sliding-window", "llamacpp", {**keys, "cache__unified": True}, {**todays, "room": rooms})
+        yield SettingsFamily(
+            "sliding-window", "llamacpp", {**keys, "cache__unified": True}, {**todays, "room": rooms}, inner
+        )
     old = {"server__scheduler": EARLY_SERVER, "cache__policy": "llama.cpp-b4666", "cache__unified": True}
-    yield SettingsFamily("llama.cpp-b4666", "llamacpp", old, {**llama, "room": ("full",), "threshold": _THRESHOLDS})
+    yield SettingsFamily(
+        "llama.cpp-b4666", "llamacpp", old, {**llama, "room": ("full",), "threshold": _THRESHOLDS}, inner
+    )
     server = {"server__scheduler": "vllm"}
-    paged = {**vllm, "block": _BLOCKS, "chunked": (True, False)}
-    yield SettingsFamily("vllm", "vllm", {**server, "cache__policy": "vllm", "cache__unified": True}, paged)
+    paged = {**vllm, "block": blocks, "chunked": (True, False)}
+    yield SettingsFamily("vllm", "vllm", {**server, "cache__policy": "vllm", "cache__unified": True}, paged, inner)
     if summary.reuse:  # Otherwise a prefix cache makes no difference.
         plain = {**server, "cache__policy": "paged", "cache__prefix_cache": False, "cache__unified": True}
         # Without a prefix cache a larger cache has nothing more to keep.
-        yield SettingsFamily("vllm, no prefix cache", "vllm", plain, {**paged, "room": ("shared", "full")})
+        yield SettingsFamily("vllm, no prefix cache", "vllm", plain, {**paged, "room": ("shared", "full")}, inner)
     for name in _MOVING:
         keys = {"server__scheduler": "llama-server", "cache__policy": name, "cache__unified": True}
-        yield SettingsFamily(name, "research", keys, {**llama, "room": rooms})
+        yield SettingsFamily(name, "research", keys, {**llama, "room": rooms}, inner)
     keys = {"server__scheduler": "llama-server", "cache__policy": "threshold-compaction", "cache__unified": True}
-    yield SettingsFamily("threshold-compaction", "research", keys, {**llama, "room": rooms, "threshold": _THRESHOLDS})
+    yield SettingsFamily(
+        "threshold-compaction", "research", keys, {**llama, "room": rooms, "threshold": _THRESHOLDS}, inner
+    )
     for name in ("hf-reserved", "growing", "chunked"):
         keys = {**server, "cache__policy": name, "cache__unified": True}
-        yield SettingsFamily(name, "research", keys, {**vllm, "room": ("shared", "full")})
+        yield SettingsFamily(name, "research", keys, {**vllm, "room": ("shared", "full")}, inner)
 
 
 def device_families(summary: TrafficSummary, tolerant: bool, profile: Profile) -> Iterator[SettingsFamily]:
@@ -105,12 +135,12 @@ def device_families(summary: TrafficSummary, tolerant: bool, profile: Profile) -
         "chunked": (True, False),
     }
     server = {"server__scheduler": "vllm", "cache__unified": True}
-    yield SettingsFamily("vllm", "vllm", {**server, "cache__policy": "vllm"}, axes)
+    yield SettingsFamily("vllm", "vllm", {**server, "cache__policy": "vllm"}, axes, _OFTEN_ON_DEVICES)
     if summary.reuse:  # Otherwise a prefix cache makes no difference.
         plain = {**server, "cache__policy": "paged", "cache__prefix_cache": False}
-        yield SettingsFamily("vllm, no prefix cache", "vllm", plain, axes)
+        yield SettingsFamily("vllm, no prefix cache", "vllm", plain, axes, _OFTEN_ON_DEVICES)
     for name in ("hf-reserved", "growing", "chunked", *_MOVING, "threshold-compaction"):
-        yield SettingsFamily(name, "research", {**server, "cache__policy": name}, axes)
+        yield SettingsFamily(name, "research", {**server, "cache__policy": name}, axes, _OFTEN_ON_DEVICES)
 
 
 def measured_range(profile: Profile) -> tuple[int, int]:

@@ -14,11 +14,14 @@ from kvsim.advice.memory.engine_flags import Flags, command_line, flags_dict, la
 from kvsim.advice.memory.flag_effects import Effect, effects
 from kvsim.advice.memory.ollama import OllamaSettings, ollama_settings
 from kvsim.advice.recommend.advice import Advice
+from kvsim.advice.recommend.kv_loss import PERPLEXITY
 from kvsim.costs.memory_plan import Plan, default_batch, plan
 from kvsim.costs.memory_settings import CONTEXT_UNIT, ENGINE_TITLES, PLAN_ENGINES, Engine
+from kvsim.costs.vllm_profile import serve_defaults
 from kvsim.errors import UserError
 from kvsim.model.attention_groups import MemoryShape
 from kvsim.model.storage_types import format_size
+from kvsim.scenario.server_defaults import AUTO_SLOTS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,13 +32,8 @@ _TYPES: dict[Engine, tuple[tuple[str, str], ...]] = {
 }
 """Types of K and V that are tried, widest first."""
 
-PERPLEXITY = {
-    ("q8_0", "q8_0"): 1.0012,
-    ("q8_0", "q4_0"): 1.0042,
-    ("q4_0", "q4_0"): 1.0841,
-}
-"""Perplexity relative to f32 by types of K and V: smollm2 on 660 tokens of English, measured by ``kvsim accuracy``."""
-
+_CLOSE = 1.01
+"""Perplexity relative to f32 up to which narrower K and V are typed unasked."""
 _WITHOUT_BOUND = (1, 4, 16, 64)
 """Numbers of requests whose memory is shown if no memory was given."""
 
@@ -56,8 +54,9 @@ class MemoryFit:
     memory_bytes: int
     """Weights, cache and buffers with ``longest`` of the longest requests; partly estimated (``kvsim plan``)."""
     flags: Flags
-    """Options of the engine that fit: in llama.cpp slots for that many of the longest requests, in vLLM as many
-    sequences as fit at mean length; no more than there are users."""
+    """Options of the engine that fit, with room for requests that were not seen: in llama.cpp slots of that length, in
+    vLLM as many sequences as fit at mean length; no more than there are users or, where that is unknown, than it takes
+    by itself."""
     made: Plan = field(repr=False)
     """The plan of these options."""
 
@@ -74,6 +73,8 @@ class MemoryAnswer(Advice):
     weights: str | None
     no_times: str
     """Why there are no times, and how to get them."""
+    least: int = 0
+    """The context that is not gone below: that of the server that runs now."""
 
     @cached_property
     def fits(self) -> tuple[MemoryFit, ...]:
@@ -81,10 +82,27 @@ class MemoryAnswer(Advice):
         engines = [e for e in PLAN_ENGINES if self.engine in (e, "both", "any")]
         return tuple(fit for engine in engines for types in _TYPES[engine] for fit in self._fits(engine, *types))
 
+    @cached_property
+    def typed(self) -> tuple[MemoryFit, ...]:
+        """What to type of each engine: the widest types that hold as many requests as are asked for, or else the most.
+
+        Of types that hardly cost accuracy, where one of them fits; K and V alike, as CUDA has them in llama.cpp.
+        """
+        chosen = []
+        for engine in dict.fromkeys(fit.engine for fit in self.fits):
+            able = [fit for fit in self.fits if fit.engine == engine and fit.flags]
+            alike = [fit for fit in able if fit.type_k == fit.type_v]
+            close = [fit for fit in alike if PERPLEXITY.get((fit.type_k, fit.type_v), 1.0) <= _CLOSE]
+            if of := close or alike or able:
+                chosen.append(max(of, key=lambda fit: fit.made.settings.parallel))
+        return tuple(chosen)
+
     def _fits(self, engine: Engine, type_k: str, type_v: str) -> list[MemoryFit]:
         summary = self.traffic.summary
         plans = {}
-        for name, length in (("longest", summary.longest), ("p95", summary.p95), ("mean", summary.mean)):
+        typed = min(max(summary.needed, self.least), self.shape.context or math.inf)
+        lengths = {"longest": summary.longest, "p95": summary.p95, "mean": summary.mean, "typed": typed}
+        for name, length in lengths.items():
             ctx = -(-math.ceil(length) // CONTEXT_UNIT[engine]) * CONTEXT_UNIT[engine]
             try:
                 plans[name] = plan(
@@ -96,28 +114,33 @@ class MemoryAnswer(Advice):
                     batch=default_batch(engine, self.memory, self.device),
                     weights=self.weights,
                     tensor_parallel=self.tensor_parallel,
+                    memory=None if self.device else self.memory,
+                    device=self.device,
                 )
             except UserError:
                 return []  # The engine has no such cache for this model.
         if self.memory is None:
             if (type_k, type_v) != _TYPES[engine][0]:
                 return []
-            return [self._fit(engine, plans["longest"], dict.fromkeys(plans, n)) for n in _WITHOUT_BOUND]
-        counts = {name: made.largest_parallel(self.memory, engine) for name, made in plans.items()}
-        return [self._fit(engine, plans["longest"], counts)]
+            return [self._fit(engine, plans, dict.fromkeys(plans, n)) for n in _WITHOUT_BOUND]
+        return [self._fit(engine, plans, {name: p.largest_parallel(self.memory, engine) for name, p in plans.items()})]
 
-    def _fit(self, engine: Engine, longest: Plan, counts: dict[str, int]) -> MemoryFit:
+    def _fit(self, engine: Engine, plans: dict[str, Plan], counts: dict[str, int]) -> MemoryFit:
+        longest, held = plans["longest"], counts.pop("typed")
         filled = replace(longest, settings=replace(longest.settings, parallel=max(counts["longest"], 1)))
         # llama.cpp gives each slot its share; vLLM's sequences share blocks, so that as many run as hold their own.
-        slots = counts["longest"] if engine == "llamacpp" else counts["mean"]
-        users = self.traffic.users
-        s = longest.settings
-        typed = replace(s, parallel=min(slots, users) if users else slots)
-        flags = largest_fit_flags(engine, typed) if counts["longest"] else ()
-        made = replace(longest, settings=typed, memory=self.memory)
+        slots = held if engine == "llamacpp" else counts["mean"]
+        s = plans["typed"].settings
+        typed = replace(s, parallel=min(slots, self.traffic.users or self._usual(engine)))
+        flags = largest_fit_flags(engine, typed) if held else ()
+        made = replace(longest, settings=typed)
         return MemoryFit(
             engine, s.type_k, s.type_v, **counts, memory_bytes=filled.total(engine), flags=flags, made=made
         )
+
+    def _usual(self, engine: Engine) -> int:
+        """Requests at once that an engine takes by itself."""
+        return AUTO_SLOTS if engine == "llamacpp" else serve_defaults(self.memory, self.device)[1]
 
     def effects(self, fit: MemoryFit) -> tuple[Effect, ...]:
         """What each option of a fit does to memory."""
@@ -172,10 +195,18 @@ class MemoryAnswer(Advice):
     @property
     def limits(self) -> list[str]:
         """Limits of this answer, one line each."""
-        lines = [
-            "memory is that of kvsim plan: buffers are estimates, and llama.cpp itself and its libraries are not "
-            "counted; leave a GiB or more free"
-        ]
+        lines = ["memory is that of kvsim plan; buffers are estimates"]
+        if self.fits and self.memory is not None:
+            lines[0] += f"; left to others: {self.fits[0].made.reserve.words(self.fits[0].engine) or 'nothing'}"
+        if self.traffic.summary.room is not None:
+            lines.append(f"context: {self.traffic.summary.room.said}")
+        if self.least > self.traffic.summary.needed:
+            lines.append(f"context: no shorter than that of the server that runs now, {self.least:,} tokens")
+        if not self.traffic.users:
+            own = ", ".join(
+                f"{ENGINE_TITLES[e]} {self._usual(e):,}" for e in dict.fromkeys(f.engine for f in self.fits)
+            )
+            lines.append(f"how many users there are is not said: options are for as many at once as is usual ({own})")
         if self.weights is None and not self.shape.stored:
             lines.append(f"weights are counted in {self.shape.default_type}; --weights q4_K_M counts a quantised file")
         shown = [fit for fit in self.fits if (fit.type_k, fit.type_v) in PERPLEXITY]
@@ -199,6 +230,7 @@ class MemoryAnswer(Advice):
                     **fit.to_dict(),
                     "flags": flags_dict(fit.flags),
                     "typed": command_line(fit.flags),
+                    "recommended": fit in self.typed,
                     "effects": [effect.to_dict() for effect in self.effects(fit)],
                     "ollama": None if (ollama := self.ollama(fit)) is None else ollama.to_dict(),
                 }

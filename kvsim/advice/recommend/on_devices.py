@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, get_args
 
+from kvsim.advice.recommend.candidates import NARROWER, NOW
 from kvsim.advice.recommend.device_comparison import DeviceAnswer, DeviceComparison, mean_rates
+from kvsim.advice.recommend.finalists import Finalist
+from kvsim.advice.recommend.fleet import find_fleet
 from kvsim.advice.recommend.memory_answer import MemoryAnswer
+from kvsim.advice.recommend.offers import with_weights_offered
+from kvsim.advice.recommend.places import Place, Table
 from kvsim.advice.recommend.recommendation import Recommendation
 from kvsim.advice.recommend.search import Effort, RecommendProgress, find_settings
 from kvsim.advice.recommend.slo import Slo
 from kvsim.advice.recommend.trials import TrialRun, run_trial
+from kvsim.costs.cpu_layers import check_served
 from kvsim.costs.device_profiles import find_device_profile
 from kvsim.costs.devices import device_named
 from kvsim.costs.load_profile import load_profile
-from kvsim.costs.memory_plan import default_cells, llamacpp_cells, plan
-from kvsim.costs.memory_settings import Engine
+from kvsim.costs.memory_plan import default_cells, llamacpp_cells
+from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
+from kvsim.costs.served import Served
 from kvsim.errors import NoTimes, UserError
 from kvsim.experiments.traffic import OfferedLoad, Traffic, read_traffic
 from kvsim.model.attention_groups import MemoryShape
-from kvsim.model.engine_shapes import Storage
 from kvsim.model.memory_shapes import memory_shape
-from kvsim.scenario.device_defaults import engine_on
+from kvsim.scenario.device_defaults import engine_on, weights_assumed, with_weights_that_fit
 from kvsim.scenario.scenario import Scenario, load_scenario, validated
 
 DEFAULT_REQUESTS = 2000
@@ -40,26 +44,12 @@ _LEAST_SLOTS, _LEAST_BATCH = 32, 512
 _SIZES = {
     "server": ("slots", "n_batch", "n_ubatch", "slot_context", "chunked_prefill"),
     "cache": ("cells", "block_size", "type_k", "type_v", "kernel", "unified"),
-    "machine": ("profile", "device", "engine", "tensor_parallel", "weights"),
+    "machine": (
+        *("profile", "device", "engine", "tensor_parallel", "weights"),
+        *("n_gpu_layers", "n_cpu_moe", "cpu_gb_s"),
+    ),
 }
 """What a scenario says of the machine that it was written for, by section."""
-
-Table = tuple[dict[str, Any], str, Path]
-"""A scenario's table, its name for messages, and the folder at which relative paths start (``scenario.table_of``)."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """What serves: a model on devices."""
-
-    devices: tuple[str, ...]
-    model: str
-    tensor_parallel: int
-    weights: str | None
-    profile: str | None
-    """The profile that the scenario or the user chose for its device; None: found by model and device."""
-    kv: Storage = "f16"
-    """Storage type of K and V."""
 
 
 @dataclass(frozen=True)
@@ -77,82 +67,27 @@ class Asked:
     """Price of an hour by device."""
     compared: bool = False
     """Whether the answer is a comparison, of one device too."""
+    now: Mapping[str, Any] | None = None
+    """Keys of the scenario that say how the server that runs now is set."""
+
+    @property
+    def known_engine(self) -> str | None:
+        """The engine that was asked for, or that of what runs now."""
+        if self.engine is None and self.now is not None:
+            return "vllm" if self.now["server__scheduler"] == "vllm" else "llamacpp"
+        return self.engine
+
+    def least(self, shape: MemoryShape) -> int:
+        """The most tokens of a request under what runs now; 0 where that is not known."""
+        if self.now is None or (shape.context is None and not {"cache__cells", "server__slot_context"} & set(self.now)):
+            return 0
+        return load_scenario({}, **{"cache__cells": shape.context, **self.now}).slot_context
 
     def fields(self, traffic: Traffic, shape: MemoryShape, **more: Any) -> dict[str, Any]:
         """The fields of ``Advice`` that all answers share, and further ones or others in their place."""
-        asked = {"slo": self.slo, "engine": self.engine or "both", "load": self.load, "command": self.command}
+        asked = {"slo": self.slo, "engine": self.known_engine or "both", "load": self.load, "command": self.command}
         served = {"model": shape.name, "named_model": True, "profile": None, "memory": None}
         return {**asked, **served, "traffic": traffic, "scenario": traffic.scenario, **more}
-
-
-def read_devices(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The names of devices that were given. Raises ``UserError`` for one that is not known, and for one given twice."""
-    names = (given,) if isinstance(given, str) else tuple(given or ())
-    for at, name in enumerate(names):
-        device_named(name)
-        if name in names[:at]:
-            raise UserError(f"--device: {name} is given twice; each device is compared once")
-    return names
-
-
-def read_prices(given: str | Mapping[str, float] | None, devices: Sequence[str]) -> dict[str, float]:
-    """Prices of an hour by device, of a text such as ``rtx4090=0.4,a100_sxm=1.8``. Raises ``UserError``."""
-    if given is None:
-        return {}
-    pairs = [part.partition("=")[::2] for part in given.split(",")] if isinstance(given, str) else list(given.items())
-    prices: dict[str, float] = {}
-    for name, price in ((str(name).strip(), str(price).strip()) for name, price in pairs):
-        if not name or not re.fullmatch(r"(\d+(\.\d*)?|\.\d+)(e[+-]?\d{1,2})?", price) or not 0 < float(price) < 1e9:
-            raise UserError(
-                f"--price: {f'{name}={price}'!r:.60}: a device and the price of an hour above 0 are expected, such as "
-                "rtx4090=0.4,a100_sxm=1.8"
-            )
-        try:
-            device_named(name)
-        except UserError as e:
-            raise UserError(f"--price: {e}") from None
-        if name in prices:
-            raise UserError(f"--price: {name} is given twice; one price for each device is accepted")
-        if name not in devices:
-            asked = ", ".join(devices) or "none"
-            raise UserError(f"--price: {name} is not among the devices asked about (--device): {asked}")
-        prices[name] = float(price)
-    return prices
-
-
-def own_device(table: Table) -> str | None:
-    """The device that a scenario names itself."""
-    machine = table[0].get("machine")
-    device = machine.get("device") if isinstance(machine, dict) else None
-    return device if isinstance(device, str) else None
-
-
-def place_of(
-    table: Table,
-    devices: Sequence[str],
-    model: str | None,
-    tp: int | None,
-    weights: str | None,
-    profile: str | None,
-    kv: Storage | None = None,
-) -> Place:
-    """What serves, by the options given and, where they say nothing, by the scenario. Raises ``UserError``."""
-    machine = table[0].get("machine") or {}
-    of_scenario = not devices
-    model = model or (table[0].get("model") or {}).get("name")
-    if model is None:
-        raise UserError("--device: name the model that is served (--model)")
-    if tp is None:
-        tp = machine.get("tensor_parallel", 1) if of_scenario else 1
-    if weights is None and of_scenario:
-        weights = machine.get("weights")
-    if of_scenario:
-        profile = profile or machine.get("profile")
-        devices = [machine["device"]]
-        kv = kv or (table[0].get("cache") or {}).get("type_k")
-    place = Place(tuple(devices), model, tp, weights, profile, kv or "f16")
-    plan(model, tensor_parallel=tp, weights=weights)  # Raises ``UserError`` for what it does not know.
-    return place
 
 
 def without_machine(table: Table) -> Scenario:
@@ -166,31 +101,40 @@ def without_machine(table: Table) -> Scenario:
     return validated(data, label, folder)
 
 
-def recommend_on_devices(
-    base: Scenario, place: Place, asked: Asked
-) -> Recommendation | MemoryAnswer | DeviceComparison:
-    """Answer for each device. ``base``: a scenario without a machine. Raises ``UserError``.
+def within_context(traffic: Traffic, shape: MemoryShape, effort: Effort) -> Traffic:
+    """The traffic without what the model cannot hold, of which is told at once. Raises ``UserError`` if that is all."""
+    traffic = traffic.within(shape.context, f"{shape.name}'s context")
+    if traffic.beyond and effort.told is not None:
+        effort.told(traffic.beyond)
+    return traffic
 
-    One device is answered as any machine is, unless prices were given. Of several, fewer settings are judged at length.
+
+def recommend_on_devices(
+    base: Scenario, places: Sequence[Place], asked: Asked
+) -> Recommendation | MemoryAnswer | DeviceComparison:
+    """Answer for each place. ``base``: a scenario without a machine. Raises ``UserError``.
+
+    One place is answered as any machine is, unless prices were given. Of several, fewer settings are judged at length.
     """
-    q, shape = asked, memory_shape(place.model)
+    q = asked
     replications = q.effort.budget.replications
     traffic = read_traffic(base, replications, _requests(base, q), q.load, DEFAULT_REQUESTS)
     if not q.compared:
-        (device,) = place.devices
-        return _on_device(device, traffic, place, shape, q)
+        (place,) = places
+        return _at(place, traffic, q)
     budget = q.effort.budget
     budget = budget._replace(kept=min(budget.kept, _KEPT), best=min(budget.best, _BEST))
     progress = None if q.effort.progress is None else _CountedRuns(q.effort.progress)
     q = replace(q, effort=q.effort._replace(budget=budget, progress=progress))
     answers = []
-    for device in place.devices:
+    for place in places:
+        price = q.prices.get(place.device)
         if progress is not None:
             progress.next_search()
         try:
-            found = _on_device(device, traffic, place, shape, q)
+            found = _at(place, traffic, q)
         except UserError as e:
-            answers.append(DeviceAnswer(device, None, str(e), q.prices.get(device), place.tensor_parallel))
+            answers.append(DeviceAnswer(place, None, str(e), price))
             continue
         except KeyboardInterrupt:
             if not any(answer.recommendation for answer in answers):
@@ -198,14 +142,12 @@ def recommend_on_devices(
             break
         no_verdict = found.no_times if isinstance(found, MemoryAnswer) else ""
         served = _served_at_largest(found) if isinstance(found, Recommendation) else None
-        answers.append(
-            DeviceAnswer(
-                device, found, no_verdict, q.prices.get(device), place.tensor_parallel, measured_largest=served
-            )
-        )
+        answers.append(DeviceAnswer(place, found, no_verdict, price, measured_largest=served))
         if isinstance(found, Recommendation) and found.interrupted:
             break
-    return DeviceComparison(**q.fields(traffic, shape), answers=tuple(answers), asked=place.devices)
+    fields = q.fields(traffic, memory_shape(places[0].model))
+    models = ", ".join(dict.fromkeys(memory_shape(place.model).name for place in places))
+    return DeviceComparison(**{**fields, "model": models}, answers=tuple(answers), asked=tuple(places))
 
 
 def _requests(base: Scenario, q: Asked) -> int | None:
@@ -218,61 +160,97 @@ def _requests(base: Scenario, q: Asked) -> int | None:
     return q.requests
 
 
-def _on_device(
-    device: str, traffic: Traffic, place: Place, shape: MemoryShape, q: Asked
-) -> Recommendation | MemoryAnswer:
-    """The answer for one device. Raises ``UserError``, among others if the model does not fit into its memory."""
-    tp, weights = place.tensor_parallel, place.weights
-    engine = _engine(device, place, q)
+def _at(place: Place, traffic: Traffic, q: Asked) -> Recommendation | MemoryAnswer:
+    """The answer for one place. Raises ``UserError``, among others if the model does not fit into its memory."""
+    shape, engine = memory_shape(place.model), _engine(place, q)
+    vllm = engine == "vllm"
+    least = {"server__slots": _LEAST_SLOTS, "server__n_batch": _LEAST_BATCH} if vllm else {}
     # Raises ``UserError``, with what would fit, if the model does not: its times would be of no use.
-    if engine == "vllm":
-        least = {"server__slots": _LEAST_SLOTS, "server__n_batch": _LEAST_BATCH}
-        sizes: dict[str, Any] = {"batch": _LEAST_BATCH, "sequences": _LEAST_SLOTS}
-        default_cells(place.model, device, tp=tp, weights=weights, type_k=place.kv, **sizes)
+    served, cells = place.served(engine), _least_cells if vllm else llamacpp_cells
+    if q.compared:
+        cells(served)  # Weights that differ unasked would make it a comparison of something else.
     else:
-        least = {}
-        llamacpp_cells(place.model, device, tp=tp, weights=weights, type_k=place.kv, type_v=place.kv)
-    here = {"memory": device_named(device).memory_bytes, "device": device, "tensor_parallel": tp}
+        served, _ = with_weights_that_fit(served, cells)
+    check_served(served)
+    weights = served.weights
+    if weights != place.weights and q.effort.told is not None:
+        q.effort.told(f"{place.model} on {place.device}: {weights_assumed(weights or '')}")
+    traffic = within_context(traffic, shape, q.effort)
+    here: dict[str, Any] = {"device": place.device, "tensor_parallel": place.tensor_parallel}
+    here["memory"] = device_named(place.device).memory_bytes
     try:
         if place.profile is not None:
             profile = load_profile(place.profile, traffic.scenario.folder)
         else:
-            how: dict[str, Any] = {
-                "tp": tp,
-                "weights": weights,
-                "engine": engine,
-                "type_k": place.kv,
-                "type_v": place.kv,
-            }
-            profile = find_device_profile(place.model, device, **how)
+            profile = find_device_profile(**vars(served))
         if why := profile.why_no_times(shape.name, profile.type_k, profile.type_v):
             raise NoTimes(why)
     except NoTimes as e:
-        return MemoryAnswer(**q.fields(traffic, shape, **here), shape=shape, weights=weights, no_times=str(e))
+        fields = q.fields(traffic, shape, **here)
+        return MemoryAnswer(**fields, shape=shape, weights=weights, no_times=str(e), least=q.least(shape))
     changes: dict[str, Any] = {
-        "machine__tensor_parallel": tp,
+        "machine__tensor_parallel": place.tensor_parallel,
         "machine__weights": weights,
         "machine__profile": place.profile,
         "machine__engine": engine,
+        "machine__n_gpu_layers": place.n_gpu_layers,
+        "machine__n_cpu_moe": place.n_cpu_moe,
+        "machine__cpu_gb_s": place.cpu_gb_s,
         **least,
         "cache__type_k": profile.type_k,
         "cache__type_v": profile.type_v,
     }
     changes = {key: value for key, value in changes.items() if value is not None}
-    scenario = load_scenario(traffic.scenario, model=place.model, device=device, **changes)
+    scenario = load_scenario(traffic.scenario, model=place.model, device=place.device, **changes)
     fields = q.fields(traffic, shape, profile=profile, scenario=scenario, **here)
-    return find_settings(fields, shape, weights, q.effort)
+    # A profile of the user's own says nothing of other types.
+    narrower = NARROWER[engine] if place.kv is None and place.profile is None else ()
+    title = ENGINE_TITLES[engine]
+    usual = {key: value for key, value in changes.items() if key not in least}
+    on_place: dict[str, Any] = {"model": place.model, "device": place.device, **usual}
+    fixed = {} if q.compared else {f"{title}'s defaults": load_scenario(traffic.scenario, **on_place)}
+    if q.now is not None:
+        fixed = {NOW: load_scenario(traffic.scenario, **{**on_place, **q.now}), **fixed}
+    found = find_settings(fields, shape, weights, q.effort, narrower, fixed)
+    found = found if weights or q.compared else with_weights_offered(found, shape, engine, q.effort)
+    if found.interrupted or not found.best:
+        return found
+    # Of several devices only the first settings show.
+    return _with_fleet(found, found.best[:1] if q.compared else found.best, q.effort)
 
 
-def _engine(device: str, place: Place, q: Asked) -> Engine:
+def _with_fleet(found: Recommendation, best: Sequence[Finalist], effort: Effort) -> Recommendation:
+    """The answer with how many servers the load takes, where one does not suffice; without it after an interrupt.
+
+    ``best``: settings that they may have.
+    """
+
+    def counted_on(runs: int) -> None:
+        if effort.progress is not None:
+            effort.progress(found.runs + runs, found.runs + runs, 0)
+
+    try:
+        return replace(found, fleet=find_fleet(best, found.traffic, found.slo, effort.workers, counted_on))
+    except KeyboardInterrupt:
+        return replace(found, interrupted="while several servers were tried")
+
+
+def _least_cells(of: Served) -> int:
+    """The cells that the smallest settings leave. Raises ``UserError`` if the model does not fit."""
+    sizes: dict[str, Any] = {"batch": _LEAST_BATCH, "sequences": _LEAST_SLOTS, "type_k": of.type_k}
+    return default_cells(of.model, of.device, tp=of.tp, weights=of.weights, **sizes)
+
+
+def _engine(place: Place, q: Asked) -> Engine:
     """The engine on a device: the one that was asked for, if it was one, or that of what is served there.
 
     The scheduler and policy of a scenario count as little as its sizes: they are what is searched for.
     """
-    if q.engine in get_args(Engine):
-        found: Engine = get_args(Engine)[get_args(Engine).index(q.engine)]
+    if q.known_engine in get_args(Engine):
+        found: Engine = get_args(Engine)[get_args(Engine).index(q.known_engine)]
         return found
-    return engine_on({}, device, place.model, place.weights)
+    placed = {"n_gpu_layers": place.n_gpu_layers, "n_cpu_moe": place.n_cpu_moe}
+    return engine_on({"machine": placed}, place.device, place.model, place.weights)
 
 
 def _served_at_largest(found: Recommendation) -> OfferedLoad | None:

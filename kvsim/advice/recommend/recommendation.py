@@ -15,24 +15,23 @@ from kvsim.advice.memory.engine_flags import command_line, flags_dict
 from kvsim.advice.memory.flag_effects import Effect, effects
 from kvsim.advice.memory.ollama import OllamaSettings, ollama_settings
 from kvsim.advice.recommend.advice import Advice
-from kvsim.advice.recommend.candidates import REASONS, SearchSpace, measured_engine, profile_target
-from kvsim.advice.recommend.families import measured_range
+from kvsim.advice.recommend.candidates import NOW, REASONS, SearchSpace
 from kvsim.advice.recommend.finalists import RULE, Finalist, RuledOut, TopTwo
-from kvsim.advice.recommend.trials import MOST_DOUBLINGS, most_doublings
-from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
+from kvsim.advice.recommend.fleet import Fleet
+from kvsim.advice.recommend.limits import limits_of
+from kvsim.advice.recommend.trials import LOWEST_LOAD
+from kvsim.costs.memory_settings import Engine
 from kvsim.errors import counted
 from kvsim.experiments.estimates import UNKNOWN, Interval, paired_difference
-from kvsim.experiments.interval_text import with_ends
+from kvsim.experiments.interval_text import plain, with_ends
 from kvsim.experiments.shared_warnings import share_warnings
 from kvsim.model.engine_versions import LLAMACPP_B4666
 from kvsim.scenario.scenario import Scenario
+from kvsim.simulation.summary import servers_behind
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-_LOWEST_LOAD = 2.0**-MOST_DOUBLINGS
-"""The smallest multiple of the load that is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +48,12 @@ class Recommendation(Advice):
     runs: int
     interrupted: str = ""
     """Where the search was interrupted, so that the answer is provisional; empty if it was not."""
+    fixed: tuple[Finalist, ...] = ()
+    """What runs now, and the engine's defaults, judged like the best."""
+    fleet: Fleet | None = None
+    """How many servers meet the service level where one does not; None where one does, or it was not looked for."""
+    offer: str = ""
+    """What would sustain more and is not changed unasked, in a sentence; empty if nothing is known to."""
 
     @property
     def met(self) -> bool:
@@ -123,20 +128,21 @@ class Recommendation(Advice):
     def conclusion(self) -> str:
         """The recommendation in a sentence or two."""
         after = f"Interrupted {self.interrupted}, after {counted(self.runs, 'run')}. So far: "
-        return f"{after if self.interrupted else ''}{self._conclusion}"
+        beyond = f"{self.traffic.beyond}. " if self.traffic.beyond else ""
+        return f"{beyond}{after if self.interrupted else ''}{self._conclusion}"
 
     @property
     def _conclusion(self) -> str:
         if not self.best:
             return f"Nothing can be recommended: {self._why_nothing()}."
         first = self.best[0]
-        figures = ", ".join(
-            f"{_title(bound.measure)} {spoken(first.measures.get(bound.measure), bound.is_share)}"
-            for bound in self.slo.asked
-        )
+        figures = self._figures(first)
         command = f"{first.candidate.command} {command_line(first.candidate.flags)}".strip()
         if not first.candidate.flags:
             command = f"{first.candidate.label} (which no engine has)"
+        cluster = first.candidate.scenario.cluster
+        if cluster.size > 1:
+            command += f" on each of {servers_behind(cluster.size, cluster.router)}"
         if not self.met:
             bound, factor = first.worst
             times = f", by {factor:.2f} ×" if math.isfinite(factor) else ""
@@ -167,71 +173,58 @@ class Recommendation(Advice):
         return f"The first {verb} {shown} {what}."
 
     @property
+    def fleet_in_words(self) -> str:
+        """How many servers meet the service level, and what the router is worth, in a sentence or two; empty if none
+        were looked for."""
+        fleet = self.fleet
+        if fleet is None:
+            return ""
+        (router, best), *others = fleet.behind
+        servers = "such servers" if fleet.place == 1 else f"servers with the settings of place {fleet.place}"
+        if not fleet.met:
+            return f"Not even {fleet.replicas} {servers} meet it behind any of {counted(1 + len(others), 'router')}."
+        worst = others[-1]
+        said = f"{fleet.replicas} {servers} behind {router} meet it: predicted {self._figures(best)}"
+        said += f"; behind {worst[0]} {self._figures(worst[1])}"
+        if fleet.one_less is not None:
+            less = counted(fleet.replicas - 1, "server")
+            said += f"; with {less} behind {router} {self._figures(fleet.one_less)}"
+        return f"{said}."
+
+    def _figures(self, found: Finalist) -> str:
+        """The bounded measures of a setting, in words."""
+        return ", ".join(
+            f"{_title(bound.measure)} {spoken(found.measures.get(bound.measure), bound.is_share)}"
+            for bound in self.slo.asked
+        )
+
+    def _gain(self, fixed: Finalist) -> Interval | None:
+        """How many times the load the best sustains that a fixed setting does; None where either sustains none."""
+        if not self.best or not self.best[0].sustained or not fixed.sustained:
+            return None
+        return paired_difference(np.log(self.best[0].loads), np.log(fixed.loads)).exp()
+
+    @property
+    def gains(self) -> list[str]:
+        """What the best settings bring beside those that run now and the defaults, in a sentence each."""
+        lines = []
+        for f in self.fixed:
+            gain, name = self._gain(f), "what runs now" if f.candidate.family == NOW else f.candidate.family
+            load = f.sustained
+            if gain is not None and load is not None:
+                more = (
+                    f"the first sustains {spoken_load(gain)} as much" if gain.excludes(1) else "the first is no better"
+                )
+                lines.append(f"Beside {name}, which would sustain {self.load_in_words(load.value)}, {more}.")
+            elif f.loads:
+                lines.append(f"{'What runs now' if f.candidate.family == NOW else name}: {_missed(f)}.")
+        lines += [f"{c.family} cannot be tried: {c.detail}." for c in self.space.fixed if c.reason]
+        return lines
+
+    @property
     def limits(self) -> list[str]:
         """Limits of these predictions, one line each."""
-        lines = []
-        if self.memory is None:
-            lines.append("no memory was given, so no setting was ruled out by it")
-        lines += [*self._limits_of_device, *self._limits_of_engine]
-        size = f"{self.traffic.requests:,} {self.scenario.workload.count_key.replace('limit', 'requests')}"
-        lines.append(
-            f"{self.traffic.note}; 95 % intervals are over the replications; runs of {size} start with an empty "
-            "server, so a queue that builds up only in longer runs goes unnoticed"
-        )
-        if self.interrupted and self.best:
-            came = counted(len(self.best[0].outcomes), "replication")
-            lines.append(f"interrupted {self.interrupted}: the figures come from {came}")
-        lines += self.traffic.remarks
-        if self.traffic.largest_factor < 1 / _LOWEST_LOAD:
-            lines.append(
-                f"loads above {2.0 ** most_doublings(self.traffic):g} × were not tried: these requests cannot make a "
-                "load that is much higher, since think times stay as they are"
-            )
-        if not self.traffic.scalable:
-            lines.append("all requests arrive at once, so there is no load to change")
-        return lines + self._warnings
-
-    @property
-    def _limits_of_device(self) -> list[str]:
-        """What a device's profile and memory do not say."""
-        profile = self.profile
-        if profile is None or profile.device is None or self.device is None:
-            return []
-        target, lines = profile_target(profile), []
-        if self.engine in ("both", "any"):
-            other = ENGINE_TITLES["llamacpp" if target == "vllm" else "vllm"]
-            own = ENGINE_TITLES.get(target, target)
-            lines.append(f"{other} was not tried: the times are those of {own} alone")
-        if target == "vllm":
-            slots, tokens = measured_range(profile)
-            lines.append(
-                f"no more than {slots:,} sequences and {tokens:,} tokens in a step were tried: the profile goes no "
-                "further"
-            )
-            lines.append("cells are what vLLM leaves for blocks; kvsim plan --device says how far that is sure")
-        if profile.source is not None:
-            lines += profile.source.notes
-        return lines
-
-    @property
-    def _limits_of_engine(self) -> list[str]:
-        """What of the engines was not searched, beside what the options say."""
-        lines = []
-        own = None if self.profile is None or self.device is not None else measured_engine(self.profile)
-        if own is not None and own == self.engine:
-            other = ENGINE_TITLES["llamacpp" if own == "vllm" else "vllm"]
-            lines.append(
-                f"{ENGINE_TITLES[own]} alone was searched, on which the profile was measured; --engine both adds "
-                f"{other} at the same times"
-            )
-        if any(c.engine == "llamacpp" for c in self.space.candidates):
-            if self.scenario.server.scheduler == "llama-server-fair":
-                lines.append(
-                    "no program has the scheduler llama-server-fair: llama.cpp was searched under llama-server"
-                )
-            if self.traffic.summary.reuse is None:
-                lines.append("whether prompts share text is unknown, so --cache-ram was left as it is")
-        return lines
+        return limits_of(self) + self._warnings
 
     @property
     def _warnings(self) -> list[str]:
@@ -241,7 +234,7 @@ class Recommendation(Advice):
     @property
     def notes(self) -> list[str]:
         """What to read along with the finalists' settings, each remark once, with the places that it is about."""
-        return _by_place((place, f.candidate.notes) for place, f in enumerate(self.best, 1))
+        return _by_place((place, f.notes) for place, f in enumerate(self.best, 1))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints; times in seconds, sizes in bytes, unknown values None."""
@@ -252,9 +245,22 @@ class Recommendation(Advice):
             "met": self.met,
             "conclusion": self.conclusion,
             "compared": self.compared,
+            "offer": self.offer,
+            "fleet": None if self.fleet is None else self.fleet.to_dict(),
+            "fleet_in_words": self.fleet_in_words,
             "lead": None if self.lead is None else _lead_dict(self.lead),
             "rule": RULE,
             "best": [self._finalist(place, f) for place, f in enumerate(self.best, 1)],
+            "fixed": [
+                {
+                    **self._finalist(0, f),
+                    "scenario": None,
+                    "name": f.candidate.family,
+                    "gain": (gain := self._gain(f)) and gain.to_dict(),
+                }
+                for f in self.fixed
+            ],
+            "gains": self.gains,
             "searched": {
                 "settings": len(self.space.candidates),
                 "tried": self.tried,
@@ -311,14 +317,27 @@ class Recommendation(Advice):
             "typed": command_line(c.flags),
             "effects": [effect.to_dict() for effect in self.effects(f)],
             "ollama": None if (ollama := self.ollama(f)) is None else ollama.to_dict(),
-            "notes": c.notes,
+            "notes": f.notes,
             "memory_bytes": c.memory_bytes,
             "measures": {m: {**i.to_dict(), "limit": limits.get(m)} for m, i in f.measures.items()},
             "worst": {"measure": bound.measure, "factor": _finite(factor)},
-            "sustained_load": None if f.sustained is None else {**f.sustained.to_dict(), "at_least": f.at_least},
+            "sustained_load": None
+            if f.sustained is None
+            else {**f.sustained.to_dict(), "at_least": f.at_least, "promised": f.promised},
             "loads": list(f.loads),
             "scenario": f"best-{place}.toml",
         }
+
+    def _spoken_load(self, load: Interval) -> str:
+        """A multiple of the load with its interval; of a closed loop, its users first."""
+        users, times = self.traffic.users, f"{spoken_load(load)} this load"
+        return times if users is None else f"{counted(max(1, int(load.value * users)), 'user')}: {times}"
+
+    def load_in_words(self, load: float) -> str:
+        """A multiple of the load; of a closed loop, its users."""
+        users = self.traffic.users
+        times = f"{plain(load, 2)} × this load"
+        return times if users is None else f"{counted(max(1, int(load * users)), 'user')} ({times})"
 
     def _sustained_load(self, f: Finalist) -> str:
         if not f.loads:
@@ -327,18 +346,21 @@ class Recommendation(Advice):
             return "In some replications it meets the service level at no load that was tried"
         if f.at_least:
             return (
-                f"It should sustain at least {f.sustained.value:.3g} × this load; the largest that was tried is "
-                f"{f.largest_load:.0f} ×"
+                f"It should sustain at least {self.load_in_words(f.sustained.value)}; the largest that was tried is "
+                f"{self.load_in_words(f.largest_load)}"
             )
-        return f"It should sustain {spoken_load(f.sustained)} this load"
+        average = self._spoken_load(f.sustained)
+        if f.promised is None:
+            return f"It should sustain {average}"
+        return f"It should sustain {self.load_in_words(f.promised)} in 95 of 100 such runs; on average {average}"
 
     def _reduced_load(self, f: Finalist) -> str:
         if not f.loads:
             return self._no_load
         if f.sustained is None:
             not_even = "Not even" if max(f.loads) == 0 else "In some replications not even"
-            return f"{not_even} 1/{1 / _LOWEST_LOAD:.0f} of this load meets it"
-        return f"It would meet it at {spoken_load(f.sustained)} this load"
+            return f"{not_even} 1/{1 / LOWEST_LOAD:.0f} of this load meets it"
+        return f"It would meet it at {self._spoken_load(f.sustained)}"
 
     @property
     def _no_load(self) -> str:
@@ -369,6 +391,19 @@ def _title(measure: str) -> str:
         return measure.removesuffix("_share")
     latency, statistic = measure.split("_")
     return f"{latency.upper()} {statistic if statistic == 'mean' else statistic.upper()}"
+
+
+def _missed(f: Finalist) -> str:
+    """Why a setting sustains no load."""
+    outcome = next((o for o in f.outcomes if o.error), None)
+    if outcome is not None:
+        return outcome.error
+    bound, factor = f.worst
+    if not bound.limit and (share := f.measures.get(bound.measure)):
+        return (
+            f"{spoken(share, share=True)} of the requests {_title(bound.measure)} at this load, and some at every load"
+        )
+    return f"{bound.text or bound.measure} is missed at every load, by {factor:.3g} × at this one"
 
 
 def _lead_dict(lead: TopTwo) -> dict[str, Any]:

@@ -5,7 +5,8 @@ all settings see the same requests.
 
 1. Screening: a sample of the settings serves a small part of the traffic at the load asked about. Those that meet the
    service level serve it at twice the load, and so on, until at most a dozen do; the largest load of the others is
-   found to a quarter of a doubling. Then the neighbours of the best few are tried in the same way.
+   found to a quarter of a doubling. Then the neighbours of the best few are tried in the same way, and theirs, as
+   long as there are new ones and not too many were tried.
 2. The best dozen serve a larger part in three replications, and the largest load that meets the service level is found
    for each of them in one replication.
 3. The best four serve all of it in several replications, different from the earlier ones where possible; the largest
@@ -15,15 +16,16 @@ all settings see the same requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kvsim.advice.recommend.candidates import Candidate, SearchSpace, build_search_space
+from kvsim.advice.recommend.candidates import Candidate, SearchSpace
 from kvsim.advice.recommend.families import TargetEngine
-from kvsim.advice.recommend.finalists import Finalist, RuledOut, rank
+from kvsim.advice.recommend.finalists import Finalist, RuledOut, describe_miss, missed_slo, rank
 from kvsim.advice.recommend.recommendation import Recommendation
+from kvsim.advice.recommend.search_space import build_search_space
 from kvsim.advice.recommend.slo import Slo
 from kvsim.advice.recommend.trials import (
     MOST_DOUBLINGS,
@@ -37,6 +39,7 @@ from kvsim.advice.recommend.trials import (
 from kvsim.experiments.traffic import Traffic
 from kvsim.experiments.workers import Done, Job, map_unordered, preload
 from kvsim.model.attention_groups import MemoryShape
+from kvsim.scenario.scenario import Scenario
 
 RecommendProgress = Callable[[int, int, int], None]
 """Called with the number of finished runs, an estimate of all runs, and the number of runs that could not finish."""
@@ -45,6 +48,10 @@ _CHUNK_RUNS = 4
 """Runs sent to a worker at a time."""
 _LADDER_STEP = 0.25
 """Resolution of the largest load in the first stage, in doublings."""
+_CLIMBED_FROM, _NEIGHBOURS = 6, 12
+"""The best settings whose neighbours are tried, and how many of these before the best are chosen again."""
+_SAME = 0.05
+"""Settings whose worst bound differs by no more than this share, in every run, are one."""
 _BISECTION_RUNS = 8
 """Approximate number of runs needed to find a largest load."""
 
@@ -79,10 +86,22 @@ class Effort(NamedTuple):
     workers: int | None = None
     """Number of processes, by default one per processor; it does not change the result."""
     progress: RecommendProgress | None = None
+    told: Callable[[str], None] | None = None
+    """Is told at once what bears on the whole answer."""
 
 
-def find_settings(asked: dict[str, Any], shape: MemoryShape, weights: str | None, effort: Effort) -> Recommendation:
-    """Lay out all settings and search them; ``asked`` are the fields of ``Advice``. Raises ``UserError``."""
+def find_settings(
+    asked: dict[str, Any],
+    shape: MemoryShape,
+    weights: str | None,
+    effort: Effort,
+    narrower: Sequence[str] = (),
+    fixed: Mapping[str, Scenario] | None = None,
+) -> Recommendation:
+    """Lay out all settings and search them; ``asked`` are the fields of ``Advice``. Raises ``UserError``.
+
+    ``narrower``, ``fixed``: as in ``build_search_space``.
+    """
     traffic, slo = asked["traffic"], asked["slo"]
     space = build_search_space(
         asked["scenario"],
@@ -93,6 +112,8 @@ def find_settings(asked: dict[str, Any], shape: MemoryShape, weights: str | None
         asked["memory"],
         weights=weights,
         tolerant=any(bound.is_share and bound.limit > 0 for bound in slo.bounds),
+        narrower=narrower,
+        fixed=fixed,
     )
     search = Search(traffic, slo, space, effort.budget, effort.workers, effort.progress)
     finalists = search.run()
@@ -100,6 +121,7 @@ def find_settings(asked: dict[str, Any], shape: MemoryShape, weights: str | None
         **asked,
         space=space,
         best=tuple(rank(finalists)),
+        fixed=search.fixed,
         ruled_out=search.ruled_out,
         tried=len(search.tried),
         runs=search.runs,
@@ -146,6 +168,11 @@ class Search:
     """Results of the first stage by number."""
     _loads_at_length: dict[int, float] = field(default_factory=dict)
     """The largest loads of the second stage by number; 0 if none met the service level."""
+    fixed: tuple[Finalist, ...] = ()
+    """The settings that are judged beside the best ones, after a run that was not interrupted."""
+    _fixed: list[Candidate] = field(default_factory=list)
+    _same: dict[int, list[Candidate]] = field(default_factory=dict)
+    """Settings that do the same as one that goes on, by its number."""
     _failed: int = 0
     _later: int = 0
     """Estimated number of runs in later stages."""
@@ -160,7 +187,8 @@ class Search:
         for c in self.space.candidates:
             if c.reason:
                 self.ruled_out[c.number] = RuledOut(c.reason, c.detail)
-        last_stage = budget.best * budget.replications * (1 + _BISECTION_RUNS)
+        self._fixed = [c for c in self.space.fixed if not c.reason]
+        last_stage = (budget.best + len(self._fixed)) * budget.replications * (1 + _BISECTION_RUNS)
         self._later = budget.neighbours * 2 + budget.kept * (3 + _BISECTION_RUNS) + last_stage
         preload(c.scenario for c in self.space.candidates if not c.reason)
         self._stage = "while screening settings"
@@ -183,17 +211,21 @@ class Search:
         results = self._ladders
         top = self._climb(sample, results, None)
         self._refine([c for c in sample if c.number in results], results)
-        neighbours: dict[int, Candidate] = {}
         # Without a load to change, settings differ by how well they meet the bounds.
         most = most_doublings(self.traffic) if self.traffic.scalable else MOST_DOUBLINGS
-        for number in sorted(results, key=lambda n: (results[n].key(most), by_number[n].memory_order)):
-            for c in self.space.neighbours(by_number[number]):
-                if c.number not in results and len(neighbours) < self.budget.neighbours:
-                    neighbours[c.number] = c
-        self._later -= self.budget.neighbours * 2
-        self._climb(list(neighbours.values()), results, top)
+        left = self.budget.neighbours
+        while not self.interrupted:
+            best = sorted(results, key=lambda n: (results[n].key(most), by_number[n].memory_order))[:_CLIMBED_FROM]
+            beside = (c for n in best for c in self.space.neighbours(by_number[n]))
+            new = list({c.number: c for c in beside if c.number not in results}.values())[: min(left, _NEIGHBOURS)]
+            if not new:
+                break
+            left -= len(new)
+            self._later -= len(new) * 2
+            self._climb(new, results, top)
+            self._refine([by_number[n] for n in results], results)
+        self._later -= left * 2
         tried = [by_number[n] for n in results]
-        self._refine(tried, results)
         self.tried = set(results)
         ordered = sorted(tried, key=lambda c: (results[c.number].key(most), c.memory_order))
         dozen = _with_each_engine(_distinct_first(ordered), self.budget.kept)
@@ -262,10 +294,10 @@ class Search:
 
     def _why_screened_out(self, result: _LadderResult) -> RuledOut:
         if result.met < 0:
-            return _missed_slo(result.outcome, self.slo)
+            return missed_slo(result.outcome, self.slo)
         if result.outcome.met(self.slo):
             return RuledOut("dominated", f"meets it at {2**result.met:.3g} × the load, but enough others do better")
-        return RuledOut("dominated", f"at {2**result.tried:.3g} × the load: {_describe_miss(result.outcome, self.slo)}")
+        return RuledOut("dominated", f"at {2**result.tried:.3g} × the load: {describe_miss(result.outcome, self.slo)}")
 
     # Stage 2
 
@@ -287,25 +319,33 @@ class Search:
             for t in trials
             if t.replication == first
         ]
+        # How much the others sustain, which may be far from what the best do, makes the last stage shorter.
+        searches += [LoadSearch(TrialRun(c.number, first, c.scenario, share, 1.0)) for c in self._fixed]
         loads = self._largest_loads(searches, self.budget.steps - 2)
-        keys = {}
+        self._loads_at_length = {c.number: loads.get((c.number, first), 0.0) for c in (*dozen, *self._fixed)}
+        keys, standing = {}, {}
         for c in dozen:
             known = outcomes.setdefault(c.number, [self._ladders[c.number].at_load_asked])
             met = all(o.met(self.slo) for o in known)
             worst = max(o.factor(self.slo) for o in known)
-            self._loads_at_length[c.number] = loads.get((c.number, first), 0.0)
             power = self._power_so_far(c.number) if self.interrupted else None
             load = loads.get((c.number, first), 0.0 if power is None else 2.0**power)
             keys[c.number] = (not met, -load, 0.0 if load else worst, c.memory_order)
-        ordered = sorted(dozen, key=lambda c: keys[c.number])
-        few = _with_each_engine(_distinct_first(ordered), self.budget.best)
-        for c in ordered:
+            # Of those that keep up and miss it, the nearest is the one that misses it least (``Finalist.score``).
+            nearest = not met and all(o.settled and not o.error for o in known)
+            standing[c.number] = (not met, not (met or nearest), worst if nearest else 0.0)
+        ordered = sorted(dozen, key=lambda c: (standing[c.number], keys[c.number]))
+        distinct = self._without_same(ordered, outcomes)
+        few = _with_each_engine(_distinct_first(distinct), self.budget.best)
+        for first, others in self._same.items():
+            self.ruled_out |= {c.number: RuledOut("same", f"as setting {first}") for c in others}
+        for c in distinct:
             if c in few:
                 continue
             missed, negative_load, worst = keys[c.number][:3]
             if missed:
                 misses = [o for o in outcomes[c.number] if not o.met(self.slo)]
-                self.ruled_out[c.number] = _missed_slo(max(misses, key=lambda o: o.factor(self.slo)), self.slo)
+                self.ruled_out[c.number] = missed_slo(max(misses, key=lambda o: o.factor(self.slo)), self.slo)
             elif negative_load:
                 detail = f"sustains {-negative_load:.2f} × the load in one replication; others sustain more"
                 self.ruled_out[c.number] = RuledOut("dominated", detail)
@@ -313,11 +353,36 @@ class Search:
                 self.ruled_out[c.number] = RuledOut("dominated", f"worst bound at {worst:.2f} of its limit")
         return few
 
+    def _without_same(self, ordered: Sequence[Candidate], outcomes: dict[int, list[TrialOutcome]]) -> list[Candidate]:
+        """The settings without those that do the same, in all runs of this stage, as one before them."""
+        distinct: list[Candidate] = []
+        for c in ordered:
+            for other in distinct:
+                if self._is_same(c, other, outcomes):
+                    self._same.setdefault(other.number, []).append(c)
+                    break
+            else:
+                distinct.append(c)
+        return distinct
+
+    def _is_same(self, one: Candidate, other: Candidate, outcomes: dict[int, list[TrialOutcome]]) -> bool:
+        if (one.engine, one.narrowed) != (other.engine, other.narrowed):
+            return False
+        if self._loads_at_length[one.number] != self._loads_at_length[other.number]:
+            return False
+        pairs = zip(outcomes[one.number], outcomes[other.number], strict=False)
+        return all(
+            ours.settled == theirs.settled
+            and abs(ours.factor(self.slo) - theirs.factor(self.slo)) <= _SAME * theirs.factor(self.slo)
+            for ours, theirs in pairs
+        )
+
     # Stage 3
 
     def _finalists(self, few: Sequence[Candidate]) -> list[Finalist]:
         replications = range(self.traffic.replications)
-        trials = [TrialRun(c.number, r, c.scenario, 1.0, 1.0) for c in few for r in replications]
+        judged = [*few, *self._fixed]
+        trials = [TrialRun(c.number, r, c.scenario, 1.0, 1.0) for c in judged for r in replications]
         outcomes = {(trial.number, trial.replication): outcome for trial, outcome in self._execute(trials)}
         searches = []
         for t in trials:
@@ -327,13 +392,26 @@ class Search:
         loads = self._largest_loads(searches, self.budget.steps)
         finished = [r for r in replications if all((c.number, r) in outcomes for c in few)]
         searched = [r for r in replications if all((c.number, r) in loads for c in few)]
+        largest = 2.0 ** most_doublings(self.traffic)
+        if not self.interrupted:
+            self.fixed = tuple(
+                Finalist(
+                    c,
+                    self.slo,
+                    tuple(outcomes[c.number, r] for r in replications),
+                    tuple(loads[c.number, r] for r in searched),
+                    largest,
+                )
+                for c in self._fixed
+            )
         return [
             Finalist(
                 c,
                 self.slo,
                 tuple(outcomes[c.number, r] for r in finished) or (self._ladders[c.number].at_load_asked,),
                 tuple(loads[c.number, r] for r in searched) or self._loads_so_far(c),
-                2.0 ** most_doublings(self.traffic),
+                largest,
+                tuple(self._same.get(c.number, ())),
             )
             for c in few
         ]
@@ -416,24 +494,3 @@ def _with_each_engine(ordered: Sequence[Candidate], most: int) -> list[Candidate
 
 def _numbers(candidates: Iterable[Candidate]) -> set[int]:
     return {c.number for c in candidates}
-
-
-def _missed_slo(outcome: TrialOutcome, slo: Slo) -> RuledOut:
-    """Why a setting is ruled out that misses the service level at the load asked about."""
-    failing = bool(outcome.error) or (outcome.factor(slo) > 1 and slo.worst(outcome.measures)[0].is_share)
-    factor = outcome.factor(slo)
-    detail = _describe_miss(outcome, slo)
-    return RuledOut("fails" if failing else "slo", detail, factor if math.isfinite(factor) else None)
-
-
-def _describe_miss(outcome: TrialOutcome, slo: Slo) -> str:
-    """Which bound is missed and by how much, in words."""
-    if outcome.error:
-        return outcome.error
-    bound, factor = slo.worst(outcome.measures)
-    name = bound.text or bound.measure
-    if factor <= 1 and not outcome.settled:
-        return "arrivals outpace service"
-    if bound.is_share:
-        return f"{bound.measure} {outcome.measures[bound.measure]:.1%}"
-    return f"{name} missed by {factor:.2f} ×" if math.isfinite(factor) else f"{name}: no request completed"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.advice.recommend.early_miss import MissWatch
-from kvsim.advice.recommend.slo import LATENCY_MEASURES, Slo
+from kvsim.advice.recommend.slo import LATENCY_MEASURES, SHARES, Slo
 from kvsim.costs.load_profile import load_profile
 from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MOST_DOUBLINGS = 6
 """Maximum number of times that the load is doubled or halved."""
+LOWEST_LOAD = 2.0**-MOST_DOUBLINGS
+"""The smallest multiple of the load that is tried."""
 
 _FIRST_REACH = 0.125
 """How far, in doublings, the second load is from the first that is tried for a largest load."""
@@ -182,7 +184,7 @@ def run_trial(traffic: Traffic, trial: TrialRun, only_if_met: Slo | None = None)
         scenario, requests = traffic.part(trial.scenario, trial.replication, trial.share, trial.load)
     except (UserError, WorkloadError) as e:
         return _failed(e)
-    open_loop = traffic.scalable and scenario.workload.kind != "closed-loop"
+    open_loop = traffic.scalable and traffic.users is None
     return run_requests(scenario, requests, open_loop=open_loop, only_if_met=only_if_met)
 
 
@@ -208,10 +210,16 @@ def _failed(fault: Exception) -> TrialOutcome:
 
 def _run(scenario: Scenario, only_if_met: Slo | None) -> tuple[Result, tuple[str, ...]]:
     """Like ``simulation.run``, but without reading the scenario, and with it the trace, again."""
+    if scenario.cluster.size > 1:
+        from kvsim.simulation.cluster.run import run_cluster
+
+        several = run_cluster(scenario, detail="requests")
+        return several, tuple(line for line in several.warnings if line not in several.notes)
     from kvsim.simulation.backend import SimulatedBackend
     from kvsim.simulation.recorder import Recorder
     from kvsim.simulation.request_log import RequestLog
-    from kvsim.simulation.run import build_policy, cost_model, drive
+    from kvsim.simulation.run import drive
+    from kvsim.simulation.set_up import build_policy, cost_model
 
     costs = cost_model(scenario, _profile(scenario.machine.profile, scenario.folder))
     policy = build_policy(scenario, None, costs)
@@ -228,20 +236,22 @@ def _profile(name: str, folder: Path) -> Profile:
     return load_profile(name, folder)
 
 
-def _outcome(result: Result, warnings: tuple[str, ...], *, open_loop: bool) -> TrialOutcome:
-    summary, queue = result.summary, result.summary["queue"]
-    measures: dict[str, float | None] = {}
+def latencies_and_shares(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """Latencies in seconds, ``failed_share`` and ``truncated_share`` of a run, by the names that bounds have."""
+    found: dict[str, float | None] = {}
     for measure in LATENCY_MEASURES:
         latency, statistic = measure.split("_")
-        measures[measure] = summary[f"{latency}_s"][statistic]
-    total = summary["requests"]
-    measures |= {
-        "failed_share": summary["failed"] / total,
-        "truncated_share": summary["truncated"] / total,
+        found[measure] = summary[f"{latency}_s"][statistic]
+    return found | {measure: summary[name] / summary["requests"] for name, measure in SHARES.items()}
+
+
+def _outcome(result: Result, warnings: tuple[str, ...], *, open_loop: bool) -> TrialOutcome:
+    summary, queue = result.summary, result.summary["queue"]
+    measures = latencies_and_shares(summary) | {
         "throughput_tokens_per_s": summary["throughput_tokens_per_s"],
         "requests_per_s": summary["completed"] / summary["makespan_s"] if summary["makespan_s"] else None,
         "prefix_hit_rate": summary["prefix"]["hit_rate"],
     }
     # If hardly any request was served before the last one arrived, there is no sign that the server keeps up.
-    unknown = open_loop and total >= _FEWEST_REQUESTS and queue["growth_per_arrival"] is None
+    unknown = open_loop and summary["requests"] >= _FEWEST_REQUESTS and queue["growth_per_arrival"] is None
     return TrialOutcome(measures, not (queue["unstable"] or unknown), (*inferred_lines([summary]), *warnings))

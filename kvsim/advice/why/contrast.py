@@ -24,6 +24,7 @@ _HARDLY = 0.005
 CAUSES: dict[str, str] = {
     "queueing": "waiting for a slot",
     "cells": "waiting for cells",
+    "steps": "waiting for a step that takes them in",
     "own": "their own tokens",
     "batch": "other requests' tokens in the same passes",
     "context": "attention over useful cells",
@@ -74,7 +75,7 @@ class Contrast:
     interval_s: tuple[float, float] | None
     """95 % interval of the difference of the mean latencies; None if the groups were chosen by latency itself."""
     server_work: Mapping[str, float]
-    """What the server did while the second group waited for a slot or for cells, as shares by
+    """What the server did while the second group waited for a slot, for cells or for a step, as shares by
     ``time_breakdown.TERMS``; empty if no request waited, or if it is unknown."""
 
     @property
@@ -172,8 +173,8 @@ def contrast_of(
 
 
 def _server_work(requests: Mapping[str, FloatArray], passes: Mapping[str, FloatArray]) -> dict[str, float]:
-    """Shares of the kinds of work that passes did while the requests waited for a slot or for cells."""
-    waited = requests["queueing_s"] + requests["cells_s"]
+    """Shares of the kinds of work that passes did while the requests waited for a slot, for cells or for a step."""
+    waited = requests["queueing_s"] + requests["cells_s"] + requests["steps_s"]
     starts, before = passes["start_s"], passes["waited_s"]
     if not waited.sum() > 0 or not len(starts):
         return {}
@@ -259,7 +260,7 @@ def blame(c: Contrast) -> str:
         most = f"{seconds(costs[0])} more go to {first}"
         most += f", {seconds(costs[1])} more to {second}" if shares[1] >= 0.1 else ""
         most += f"; other causes give back {seconds(c.given_back_s)}"
-    if c.dominant in ("queueing", "cells") and c.server_work:
+    if c.dominant in ("queueing", "cells", "steps") and c.server_work:
         term = max(c.server_work, key=c.server_work.__getitem__)
         most += f"; while they waited, {c.server_work[term]:.0%} of the server's time went to {_SERVER_WORK[term]}"
     return f"{most}."

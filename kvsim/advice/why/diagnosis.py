@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,10 @@ from kvsim.advice.why.contrast import (
 from kvsim.advice.why.remedies import FAILURES, REMEDIES, Remedy
 from kvsim.errors import UserError, counted
 from kvsim.results import results_folder
-from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.scenario.scenario import Scenario, load_scenario, table_of
 from kvsim.simulation.job import FailureKind
 from kvsim.simulation.run_tables import Table
-from kvsim.simulation.summary import failure_lines
+from kvsim.simulation.summary import failure_lines, router_waits
 from policies import current_name
 
 if TYPE_CHECKING:
@@ -68,6 +68,12 @@ class Diagnosis:
     """What predicted times rest on (``Profile.basis``)."""
     host_cache: bool | None = None
     """Whether the server used a host cache; None if that is not known."""
+    scheduler: str | None = None
+    """The scheduler that ran; None where that was not asked."""
+    on_device: bool = False
+    """Whether a device computed, rather than processors."""
+    router: str = ""
+    """How much of the waiting another router could have spared; empty of one server."""
     note: str = ""
     """Why this policy was chosen, if it is neither the scenario's own nor the one asked for."""
 
@@ -100,7 +106,13 @@ class Diagnosis:
         remedies = [remedy for each in self.failures for remedy in FAILURES.get(FailureKind(each["kind"]), ())]
         remedies += [remedy for cause in self._causes_to_remedy() for remedy in REMEDIES[cause]]
         suitable = (remedy for remedy in remedies if remedy.suits(self.policy, self.host_cache))
-        return tuple(dict.fromkeys(r._replace(kvsim=r.kvsim.format(scenario=self.source)) for r in suitable))
+        return tuple(dict.fromkeys(self._here(suitable)))
+
+    def _here(self, remedies: Iterable[Remedy]) -> Iterator[Remedy]:
+        """Remedies with the scenario's name, and without options that change nothing on this hardware."""
+        for remedy in remedies:
+            options = tuple(option for option in remedy.options if not (option.cpu_only and self.on_device))
+            yield remedy._replace(kvsim=remedy.kvsim.format(scenario=self.source), options=options)
 
     def _causes_to_remedy(self) -> list[str]:
         causes, main = [], self.main
@@ -120,12 +132,14 @@ class Diagnosis:
         return {
             "scenario": self.scenario,
             "policy": self.policy,
+            "scheduler": self.scheduler,
             "measured": self.measured,
             "basis": self.basis,
             "completed": len(self.completed),
             "failed": self.failed,
             "failures": [dict(each) for each in self.failures],
             "note": self.note or None,
+            "router": self.router or None,
             "diagnosis": self.sentence,
             "over_time": self.over_time.to_dict(),
             "across": self.across.to_dict(),
@@ -150,7 +164,7 @@ class Diagnosis:
 
 
 def why(
-    source: Scenario | str | Path | Result | Validation | Comparison,
+    source: Scenario | str | Path | dict[str, Any] | Result | Validation | Comparison,
     policy: str | None = None,
     *,
     progress: Progress | None = None,
@@ -158,8 +172,8 @@ def why(
 ) -> Diagnosis:
     """Diagnose what each completed request's time was spent on, and why some requests took longer.
 
-    ``source``: a scenario, its name or its file, or a folder that ``kvsim compare`` wrote; it is run (again) under its
-    own policy or the one given. Or a result with tables, a comparison, a validation, or a file with the output of
+    ``source``: a scenario, its name, table or file, or a folder that ``kvsim compare`` wrote; it is run (again) under
+    its own policy or the one given. Or a result with tables, a comparison, a validation, or a file with the output of
     ``kvsim validate --json``; the latencies of the last two are measured. For a comparison, the default policy is the
     scenario's own or, if that was not compared, the slowest by mean end-to-end latency. ``served``: of a scenario, what
     is replaced in it, such as ``model`` and ``device`` (``load_scenario``). Raises ``UserError``, among others if fewer
@@ -180,8 +194,8 @@ def why(
             raise UserError(f"{source.parent}: no scenario.toml in it; a folder that kvsim compare wrote is expected")
         if policy is None:
             policy, note = _policy_of_folder(source)
-    if isinstance(source, (str, Path, Scenario)):
-        name = source.name if isinstance(source, Scenario) else str(source)
+    if isinstance(source, (str, Path, Scenario, dict)):
+        name = str(source) if isinstance(source, (str, Path)) else table_of(source)[1]
         diagnosis = diagnose(run(load_scenario(source, **served), policy, detail="tables", progress=progress), name)
         return replace(diagnosis, note=note)
     if isinstance(source, Comparison):
@@ -193,7 +207,7 @@ def why(
     name = source.scenario.name
     causes = source.causes
     if source.scenario.server.scheduler == "static":
-        causes = causes.assign(queueing_s=causes["queueing_s"] + causes["cells_s"], cells_s=0.0)
+        causes = causes.assign(**_without_free_slots(causes))
     return _diagnose_measured(name, {str(p): rows for p, rows in causes.groupby("policy", sort=False)}, policy)
 
 
@@ -202,13 +216,21 @@ def diagnose(result: Result, source: str) -> Diagnosis:
     rows = result.table_of_causes
     rows = rows.with_columns({"machine_s": np.zeros(len(rows))})
     if result.scenario.server.scheduler == "static":
-        # Under static batching, empty slots of a batch are not free.
-        waited = rows.columns["queueing_s"] + rows.columns["cells_s"]
-        rows = rows.with_columns({"queueing_s": waited, "cells_s": np.zeros(len(rows))})
+        rows = rows.with_columns(_without_free_slots(rows.columns))
     failures = result.summary["failures"]
     diagnosis = _diagnosis(result.scenario.name, source, result.policy, rows, result.table_of_passes, failures)
     saves = result.summary["host"]["saves"]
-    return replace(diagnosis, basis=result.summary["basis"], host_cache=saves > 0)
+    scheduler, on_device = result.scenario.server.scheduler, result.scenario.machine.device is not None
+    cluster = result.summary["cluster"]
+    router = "" if cluster is None else router_waits(cluster)
+    known = replace(diagnosis, router=router, basis=result.summary["basis"], host_cache=saves > 0)
+    return replace(known, scheduler=scheduler, on_device=on_device)
+
+
+def _without_free_slots(columns: Mapping[str, Any] | pd.DataFrame) -> dict[str, Any]:
+    """Waiting as it is under static batching, where empty slots of a batch are not free."""
+    waited = columns["queueing_s"] + columns["cells_s"] + columns["steps_s"]
+    return {"queueing_s": waited, "cells_s": 0.0 * waited, "steps_s": 0.0 * waited}
 
 
 def _failed(failed: int, completed: int, failures: Sequence[Mapping[str, Any]]) -> str:
@@ -265,8 +287,9 @@ def _diagnose_file(path: Path, policy: str | None) -> Diagnosis:
         name = str(saved["scenario"])
         runs = {current_name(str(p["policy"])): pd.DataFrame(p["causes"]) for p in saved["policies"]}
         for rows in runs.values():
-            if "cells_s" not in rows and "queueing_s" in rows:  # Earlier versions did not separate the two.
-                rows["cells_s"] = 0.0
+            if "queueing_s" in rows:  # Earlier versions did not separate these.
+                for column in {"cells_s", "steps_s"} - set(rows):
+                    rows[column] = 0.0
             rows[["id", "repeat", "arrival_s", "e2e_s", *COLUMNS]].astype(float)
     except OSError as e:
         raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None

@@ -33,6 +33,8 @@ class Option(NamedTuple):
     until: int | None = None
     year: int = 0
     """The year of the first builds that have them, where these are newer than the version that presets stand for."""
+    cpu_only: bool = False
+    """Whether they change nothing where a device computes."""
 
     @property
     def printed(self) -> str:
@@ -147,6 +149,14 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
             versions=(VLLM_0_33_0,),
         ),
     ),
+    "steps": (
+        Remedy(
+            "let a step have more tokens, so that prompts that wait fit into it",
+            "server.n_batch, doubled",
+            (_llama("--batch-size N --ubatch-size N"), _vllm("--max-num-batched-tokens N")),
+        ),
+        Remedy("add a second server, which halves the arrivals", "workload.rate, halved", other="a second instance"),
+    ),
     "own": (
         Remedy(
             "limit the length of prompts and outputs: the slow requests are longer",
@@ -157,7 +167,7 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
         Remedy(
             "use a faster machine or a smaller model",
             "kvsim compare {scenario} --profile FILE, or with --device and --model",
-            (_llama("--threads N"),),
+            (Option("llama.cpp", "--threads N", cpu_only=True),),
         ),
     ),
     "batch": (
@@ -243,6 +253,12 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
             (_llama("--ctx-size N"), _vllm("--gpu-memory-utilization X")),
         ),
         Remedy(
+            "keep what the cache evicts in host memory",
+            "cache.host_cells, several times cache.cells",
+            (_vllm("--kv-offloading-size GIB"),),
+            parameter="host_cells",
+        ),
+        Remedy(
             "let idle slots keep what they hold, and give a slot away only for a prompt that goes on from it",
             "server.keep_idle_slots = true; server.slot_prompt_similarity = 0.9",
             (_llama("--slot-prompt-similarity X, higher"),),
@@ -271,6 +287,14 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
             "prefetch blocks from the host tier before they are needed, or keep more of them in the cache",
             'server.prefetch = "on-resume"; cache.cells, twice as many',
             (_llama("--ctx-size N"), _vllm("--gpu-memory-utilization X")),
+            parameter="eviction",
+            host_cache=False,
+        ),
+        Remedy(
+            "keep more blocks in the cache, or no chunks in host memory, if computing them again takes less time",
+            "cache.cells, twice as many; cache.host_cells = 0",
+            (_vllm("--gpu-memory-utilization X, or without --kv-offloading-size"),),
+            parameter="offload_order",
             host_cache=False,
         ),
     ),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,9 +14,10 @@ import workloads
 from kvsim.errors import UserError
 from kvsim.results import results_folder
 from kvsim.scenario.prefixes import InfiniteCache
-from kvsim.scenario.workload_sections import AnyWorkload
+from kvsim.scenario.workload_sections import workload_adapter
 from workloads.fitting.fits import Candidate, fit_gaps, fit_lengths, quantiles_of
 from workloads.fitting.statistics import (
+    WINDOWS_S,
     RequestColumns,
     Statistics,
     describe,
@@ -25,7 +25,7 @@ from workloads.fitting.statistics import (
     read_columns,
     spread_within_ticks,
 )
-from workloads.generators.lengths import IntArray
+from workloads.generators.lengths import FloatArray, IntArray
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 _LARGEST_DISTANCE = 0.05
 """Kolmogorov distance above which the empirical quantiles of lengths are used instead of a fitted law."""
-_LARGEST_DISPERSION_FACTOR = 1.5
-"""Largest factor by which a model's dispersion may differ from the stream's, at 1 s and at 60 s."""
 _SEEDS = 5
 _MOST_DRAWN = 50_000
 _FEWEST_REQUESTS = 20
+_MOST_SHARE = 0.5
+"""Share of the requests that must have found a beginning for it to be one of all."""
 _DIGITS = 5
 _TENTHS = 10
 _QUANTILES = 41
@@ -49,24 +49,48 @@ _LARGEST_COPULA_DISTANCE = 0.1
 above it, outputs are drawn from a table for each tenth."""
 
 
-class ArrivalFit(NamedTuple):
-    """A candidate process for the arrivals, with statistics of streams drawn from it (medians over five seeds)."""
+class Burstiness(NamedTuple):
+    """What queues depend on of a stream's arrivals: how many there are, and how unevenly they come."""
 
-    candidate: Candidate
+    gap_mean_s: float
     gap_cv: float
     dispersion: dict[float, float | None]
+
+    @classmethod
+    def of(cls, arrivals_s: FloatArray, windows: Iterable[float]) -> Burstiness:
+        """Measure increasing arrival times, shape (n,), in windows of so many seconds."""
+        gaps = np.diff(arrivals_s)
+        mean = float(gaps.mean())
+        return cls(mean, float(gaps.std()) / mean, {w: dispersion(arrivals_s, w) for w in windows})
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """All of them by name."""
+        of_windows = {f"dispersion at {w:g} s": value for w, value in self.dispersion.items()}
+        return {"mean gap": self.gap_mean_s, "gaps' CV": self.gap_cv, **of_windows}
+
+
+class ArrivalFit(NamedTuple):
+    """A candidate process for the arrivals, and streams drawn from it with several seeds."""
+
+    candidate: Candidate
+    drawn: Burstiness
+    """Medians over the drawn streams."""
+    misfit: float
+    """The largest factor, at least 1, by which a figure of the fitted stream is outside those of the drawn ones."""
+    most_off: str
+    """The name of that figure."""
+
+    @property
+    def dispersion(self) -> dict[float, float | None]:
+        """Variance over mean of the drawn streams' arrivals, by the seconds of the windows; medians."""
+        return self.drawn.dispersion
 
     @property
     def label(self) -> str:
         """Name for people."""
         c = self.candidate
-        return f"{c.kind} of {c.parameters // 2} states" if c.kind == "mmpp" else c.kind
-
-    def dispersion_factor(self, target: dict[float, float | None]) -> float:
-        """Return the largest factor, at least 1, by which a dispersion differs from its target."""
-        both = [(self.dispersion[w], value) for w, value in target.items()]
-        factors = [max(a / b, b / a) for a, b in both if a and b]
-        return max(factors, default=1.0)
+        return f"{c.kind} of {c.parameters // 2} states" if c.kind == "mmpp" else c.kind + ", by moments" * c.by_moments
 
 
 class LengthFit(NamedTuple):
@@ -115,8 +139,11 @@ class WorkloadFit:
                 "parameters": fit.candidate.parameters,
                 "aic": fit.candidate.aic,
                 "distance": fit.candidate.distance,
-                "gap_cv": fit.gap_cv,
+                "by_moments": fit.candidate.by_moments,
+                "gap_mean_s": fit.drawn.gap_mean_s,
+                "gap_cv": fit.drawn.gap_cv,
                 **{f"dispersion_{w:g}s": value for w, value in fit.dispersion.items()},
+                "misfit": fit.misfit,
                 "used": fit is self.used,
             }
             for fit in self.arrivals
@@ -168,15 +195,13 @@ class WorkloadFit:
 
 
 def describe_stream(workload: workloads.Workload, block_size: int) -> Statistics:
-    """Compute the statistics of a stream, and what its prompts share, in blocks of ``block_size`` tokens.
-
-    Raises ``WorkloadError`` for a closed loop.
-    """
+    """Compute the statistics of a stream, and what its prompts share, in blocks of ``block_size`` tokens."""
+    logged = getattr(workload, "logged_hits", None)
     if workload.prefixes == "unknown":
-        return describe(workload)
+        return describe(workload)._replace(logged=logged)
     cache = InfiniteCache(block_size, workload.prefixes)
     statistics = describe(workload, cache.serve)
-    return statistics._replace(reuse=cache.reuse)
+    return statistics._replace(reuse=cache.reuse, logged=logged)
 
 
 def fit(
@@ -189,9 +214,10 @@ def fit(
 ) -> WorkloadFit:
     """Fit a generator of single requests to a stream: its arrivals, its lengths, and their correlation.
 
-    The arrivals use the candidate with the best AIC among those that are about as bursty as the stream in windows of
-    1 s and 60 s, or else the one that comes closest: the likelihood only sees single gaps, but queues depend on
-    bursts. ``block_size``: of the prefix cache that tells what prompts share. ``report`` is called with the share done.
+    The arrivals use the candidate whose own streams come closest in mean gap, variation of the gaps, and dispersion in
+    windows of 1 s and 60 s, and of several as close the one with the best AIC: the likelihood only sees single gaps,
+    but queues depend on bursts. ``block_size``: of the prefix cache that tells what prompts share. ``report`` is called
+    with the share done.
     Raises ``UserError`` for a stream that is too short.
     """
     statistics = describe_stream(workload, block_size)
@@ -213,11 +239,30 @@ def fit(
     if reuse is not None and reuse.found:
         notes.append(f"prompts share prefixes ({reuse.hit_rate:.0%} of their tokens); those of the model do not")
     keys = {key: _rounded(value) for key, value in used.candidate.keys.items()}
-    section = {"kind": used.candidate.kind, **keys, "requests": requests, **lengths}
-    model = read_columns(_build({**section, "requests": min(requests, _MOST_DRAWN)}, seed))[0]
+    section = {"kind": used.candidate.kind, **keys, "requests": requests, **_shared(statistics, notes), **lengths}
+    generator = _build({**section, "requests": min(requests, _MOST_DRAWN)}, seed)
+    model = read_columns(generator)[0]
     report(1.0)
-    drawn = describe_stream(_ColumnStream(model), block_size)
+    drawn = describe_stream(generator, block_size)
     return WorkloadFit(name, stream, statistics, fitted, used, why, prompt, output, section, model, drawn, tuple(notes))
+
+
+def _shared(statistics: Statistics, notes: list[str]) -> dict[str, int]:
+    """The beginning that all prompts of the model share, if most that were logged found one; says so in ``notes``."""
+    logged = statistics.logged
+    if logged is None or not logged.found:
+        return {}
+    if logged.sharing < _MOST_SHARE:
+        notes.append(
+            f"prefix hits: {logged.hit_rate:.0%} of the prompts' tokens, but no beginning that most requests found"
+        )
+        return {}
+    model = min(logged.shared * statistics.requests / logged.tokens, 1.0)
+    notes.append(
+        f"prefix hits beyond the first {logged.shared:,} tokens, which {logged.sharing:.0%} of the requests found and "
+        f"all prompts of the model share: {model:.0%} of the tokens, where the server found {logged.hit_rate:.0%}"
+    )
+    return {"shared_tokens": logged.shared}
 
 
 def _section_toml(section: dict[str, Any]) -> str:
@@ -237,6 +282,8 @@ def statistics_dict(statistics: Statistics) -> dict[str, Any]:
     keys["prompt"], keys["output"] = statistics.prompt._asdict(), statistics.output._asdict()
     reuse = statistics.reuse
     keys["reuse"] = None if reuse is None else reuse._asdict()
+    logged = statistics.logged
+    keys["logged"] = None if logged is None else {**logged._asdict(), "hit_rate": logged.hit_rate}
     return keys
 
 
@@ -245,7 +292,7 @@ def _fit_arrivals(
 ) -> tuple[list[ArrivalFit], ArrivalFit, str, list[str]]:
     """All candidates for the arrivals, the one to use and why, and notes on what it leaves out."""
     if stream.duration_s == 0:
-        batch = ArrivalFit(Candidate("batch", {}, 0, 0.0), 0.0, statistics.dispersion)
+        batch = ArrivalFit(Candidate("batch", {}, 0, 0.0), Burstiness(0.0, 0.0, statistics.dispersion), 1.0, "none")
         return [batch], batch, "all requests arrive at once", []
     arrivals, requests, notes = stream.arrivals_s, len(stream.arrivals_s), []
     tick = statistics.tick_s
@@ -255,16 +302,16 @@ def _fit_arrivals(
             f"the clock ticks every {tick:.3g} s, and the requests of a tick share a time stamp; they were spread over "
             "the tick, so the model does not reproduce shorter bursts"
         )
-    candidates, gaps = fit_gaps(arrivals)
+    candidates, gaps = fit_gaps(arrivals, coarse=tick is not None)
     if gaps < requests - 1:
         notes.append(f"arrivals were fitted to the first {gaps:,} gaps only")
+    # A clock says nothing about bursts that are shorter than its tick.
+    target = Burstiness.of(arrivals, [w for w in statistics.dispersion if tick is None or w >= 2 * tick])
     fitted = []
     for done, candidate in enumerate(candidates):
-        fitted.append(_drawn(candidate, requests, seed))
+        fitted.append(_drawn(candidate, requests, seed, target))
         report(0.5 + 0.4 * (done + 1) / len(candidates))
-    # A clock says nothing about bursts that are shorter than its tick.
-    target = {w: dispersion(arrivals, w) for w in statistics.dispersion if tick is None or w >= 2 * tick}
-    return fitted, *_choose(fitted, target), notes
+    return fitted, *_choose(fitted), notes
 
 
 def _fit_length(tokens: IntArray) -> LengthFit:
@@ -313,56 +360,44 @@ def _fit_by_prompt(stream: RequestColumns, correlation: float, output: LengthFit
     return LengthFit(output.candidates, {"kind": "given-prompt", "edges": edges.tolist(), "tables": tables}, why)
 
 
-def _choose(fitted: Sequence[ArrivalFit], target: dict[float, float | None]) -> tuple[ArrivalFit, str]:
+def _choose(fitted: Sequence[ArrivalFit]) -> tuple[ArrivalFit, str]:
     """The candidate to use among those given in order of AIC, and why."""
-    for rank, one in enumerate(fitted):
-        if one.dispersion_factor(target) <= _LARGEST_DISPERSION_FACTOR:
-            if rank == 0:
-                return one, f"{one.label}: the best AIC, and about as bursty as the stream"
-            return one, f"{one.label}: {fitted[0].label} has a better AIC, but not the stream's burstiness"
-    nearest = min(fitted, key=lambda one: one.dispersion_factor(target))
-    return nearest, f"{nearest.label}: no candidate has the stream's burstiness; this one comes closest"
+    if len(fitted) == 1:
+        return fitted[0], f"{fitted[0].label}: all gaps are the same"
+    used = min(fitted, key=lambda one: one.misfit)
+    off = (
+        f"all figures of the stream are among those of {_SEEDS} streams drawn from it"
+        if used.misfit == 1
+        else f"the stream's {used.most_off} is outside those of {_SEEDS} streams drawn from it by a factor of "
+        f"{used.misfit:.3g}"
+    )
+    better = "" if used is fitted[0] else f"closer to the stream than {fitted[0].label}, which has a better AIC; "
+    return used, f"{used.label}: {better or 'the best AIC, and none comes closer; '}{off}"
 
 
-def _drawn(candidate: Candidate, requests: int, seed: int) -> ArrivalFit:
+def _drawn(candidate: Candidate, requests: int, seed: int, target: Burstiness) -> ArrivalFit:
+    """Draw streams from a candidate, and compare them with the one that was fitted."""
     n = min(requests, _MOST_DRAWN)
     one = {"kind": "fixed", "value": 1}
     section = {"kind": candidate.kind, **candidate.keys, "requests": n, "prompt_tokens": one, "output_tokens": one}
-    drawn = [describe(_build(section, seed + i)) for i in range(_SEEDS)]
-    windows = drawn[0].dispersion
-    spread: dict[float, float | None] = {}
-    for window in windows:
-        values = [value for s in drawn if (value := s.dispersion[window]) is not None]
-        spread[window] = float(np.median(values)) if values else None
-    return ArrivalFit(candidate, float(np.median([s.gap_cv or 0.0 for s in drawn])), spread)
-
-
-class _ColumnStream:
-    """A request stream whose requests are stored by column."""
-
-    users = None
-    notes = ()
-    prefixes: workloads.Prefixes = "tokens"
-
-    def __init__(self, columns: RequestColumns):
-        self._columns = columns
-        self.n_requests = len(columns.arrivals_s)
-
-    def __iter__(self) -> Any:
-        rows = zip(*(column.tolist() for column in self._columns), strict=True)
-        return (workloads.Request(i, *row) for i, row in enumerate(rows))
+    streams = [read_columns(_build(section, seed + i))[0].arrivals_s for i in range(_SEEDS)]
+    drawn = [Burstiness.of(arrivals, WINDOWS_S) for arrivals in streams]
+    off, middle = {"none": 1.0}, {}
+    for name in drawn[0].figures:
+        values = [value for one in drawn if (value := one.figures[name]) is not None]
+        middle[name] = float(np.median(values)) if values else None
+        wanted = target.figures.get(name)
+        if wanted and values and min(values) > 0:
+            off[name] = max(wanted / max(values), min(values) / wanted, 1.0)
+    most_off = max(off, key=lambda name: off[name])
+    mean, cv, *of_windows = middle.values()
+    medians = Burstiness(mean or 0.0, cv or 0.0, dict(zip(WINDOWS_S, of_windows, strict=True)))
+    return ArrivalFit(candidate, medians, off[most_off], most_off)
 
 
 def _build(section: dict[str, Any], seed: int) -> workloads.Workload:
-    built: workloads.Workload = _section_type().validate_python(section).build(seed, Path())
+    built: workloads.Workload = workload_adapter().validate_python(section).build(seed, Path())
     return built
-
-
-@cache
-def _section_type() -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(AnyWorkload)
 
 
 def _rounded(value: Any) -> Any:

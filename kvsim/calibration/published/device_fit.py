@@ -45,6 +45,8 @@ class Subject:
     tp: int = 1
     weights: str | None = None
     """Storage type of the weights, unless it is the model's own."""
+    ep: int = 1
+    """Devices that divide the experts."""
 
 
 def profile_file(path: str | Path) -> Path:
@@ -87,7 +89,7 @@ def device_fit(
 ) -> DeviceFit:
     """The profile whose tables are made of ``parts``, with its errors on whole passes."""
     weights = subject.weights or subject.shape.default_type
-    physics = PassPhysics(subject.device, subject.shape, weights, tp=subject.tp)
+    physics = PassPhysics(subject.device, subject.shape, weights, tp=subject.tp, ep=subject.ep)
     moves, shift = physics.copies()
     profile = Profile(
         tables=parts.tables(physics),
@@ -98,7 +100,7 @@ def device_fit(
         digest=digest(tested.passes),
         moves=CopyCost(per_run_s=exactly(0.0), per_cell_s=exactly(moves)),
         shift_per_cell_s=exactly(shift),
-        name=profile_name(subject.shape, subject.device.name, tp=subject.tp, weights=subject.weights),
+        name=profile_name(subject.shape, subject.device.name, tp=subject.tp, ep=subject.ep, weights=subject.weights),
         engine=subject.engine,
         model=subject.shape.name,
         type_k="f16",
@@ -109,6 +111,7 @@ def device_fit(
         sequences=max(sequences for sequences, _ in parts.decode),
         device=subject.device.name,
         tensor_parallel=subject.tp,
+        expert_parallel=subject.ep,
         weights=weights or None,
         source=source,
         host=host,

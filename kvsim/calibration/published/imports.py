@@ -28,6 +28,8 @@ class ImportOptions:
     device: str | None = None
     vllm_version: str | None = None
     tp: int = 1
+    ep: int = 1
+    """Devices that divide the experts; the tables are of all on one."""
     link_gb_s: float | None = None
     """Bandwidth between the devices that share the model, in each direction, 10**9 bytes/s."""
     link_latency_us: float | None = None
@@ -57,7 +59,7 @@ def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) 
         raise UserError(
             f"{tables.folder}: no version of vLLM is called {version!r:.40}; one such as 0.19.0 is expected"
         )
-    cells = default_cells(model, device.name, tp=options.tp)
+    cells = default_cells(model, device.name, tp=options.tp, ep=options.ep)
     parts, tested = tables.parts(shape, most_cells=cells, link=_link(options))
     source = Source(
         title=options.source or f"kernel tables in {tables.folder.name}",
@@ -66,7 +68,7 @@ def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) 
         version=_version(meta),
         notes=(*_notes(options), *inferred, *_EXPERTS[: min(shape.n_experts, 1)], *options.notes),
     )
-    subject = Subject(device, shape, f"vllm {version}", options.tp)
+    subject = Subject(device, shape, f"vllm {version}", options.tp, ep=options.ep)
     return device_fit(subject, parts, tested, source, given_host(options.host_ms))
 
 
@@ -112,23 +114,32 @@ def given_host(host_ms: float | None) -> Host | None:
 def _link(options: ImportOptions) -> Link | None:
     """The link between the devices. Raises ``UserError`` unless it is given where there are several, and only there."""
     given = (options.link_gb_s, options.link_latency_us)
-    if options.tp == 1:
+    if options.tp > 1 and options.ep > 1:
+        raise UserError("--tp, --ep: experts that are divided beside layers are not known; give one of them")
+    option, devices = ("--ep", options.ep) if options.ep > 1 else ("--tp", options.tp)
+    if devices == 1:
         if given != (None, None):
-            raise UserError("--link-gb-s, --link-latency-us: only with --tp 2 or more")
+            raise UserError("--link-gb-s, --link-latency-us: only with --tp or --ep, 2 or more")
         return None
     if options.link_gb_s is None or options.link_latency_us is None:
         raise UserError(
-            f"--tp {options.tp}: the tables say nothing of the link between the devices; give --link-gb-s and "
+            f"{option} {devices}: the tables say nothing of the link between the devices; give --link-gb-s and "
             "--link-latency-us"
         )
-    return Link(options.tp, options.link_gb_s, options.link_latency_us)
+    return Link(devices, options.link_gb_s, options.link_latency_us, experts=options.ep > 1)
 
 
 def _notes(options: ImportOptions) -> tuple[str, ...]:
     notes = ["Passes are put together from the kernels of one layer, each timed alone and without CUDA graphs."]
-    if options.tp > 1:
+    if options.ep > 1:
         notes.append(
-            f"The all-reduce between the {options.tp} devices is computed, not measured: {options.link_gb_s:g} GB/s in "
+            f"The experts are divided over {options.ep} devices, all of which are taken to have as many tokens: each "
+            "computes those of its experts for the tokens of all."
+        )
+    if (devices := max(options.tp, options.ep)) > 1:
+        what = "all-reduce" if options.tp > 1 else "exchange of the tokens"
+        notes.append(
+            f"The {what} between the {devices} devices is computed, not measured: {options.link_gb_s:g} GB/s in "
             f"each direction, {options.link_latency_us:g} µs a message."
         )
     return tuple(notes)

@@ -47,13 +47,15 @@ passes are padded to the next one."""
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The link between devices that share a model by tensor parallelism."""
+    """The link between devices that share a model by tensor parallelism, or its experts alone."""
 
     devices: int
     gb_s: float
     """Bandwidth in each direction, 10**9 bytes/s."""
     latency_us: float
     """Latency of each message, microseconds."""
+    experts: bool = False
+    """Whether they divide the experts and nothing else."""
 
     def all_reduce_s(self, size: FloatArray) -> FloatArray:
         """Seconds of an all-reduce of ``size`` bytes by a ring: each device sends 2 (n - 1) times an n-th of them."""
@@ -121,9 +123,15 @@ class LayerTables:
         """All but attention and head, in seconds, by tokens."""
         run = _padded(tokens) if graphs else tokens.astype(float)
         layer = 2 * self._dense(_TWICE, run) + self._dense((*_PROJECTIONS, *_OPTIONAL), run)
-        layer += self._experts(shape, run) if self.moe is not None else self._dense(_FEED_FORWARD, run)
+        if self.moe is not None:
+            layer += self._experts(shape, run, link.devices if link is not None and link.experts else 1)
+        else:
+            layer += self._dense(_FEED_FORWARD, run)
         seconds = self._dense(_ONCE, run) + shape.n_layers * layer
-        if link is not None:
+        if link is not None and link.experts:
+            # Before the experts tokens are gathered, behind them reduced and scattered: an all-reduce of all tokens.
+            seconds += shape.n_layers * link.all_reduce_s(2 * shape.d_model * link.devices * run)
+        elif link is not None:
             # After attention and the feed-forward network of each layer, and after the embedding.
             seconds += (2 * shape.n_layers + 1) * link.all_reduce_s(2 * shape.d_model * run)
         return seconds
@@ -176,12 +184,17 @@ class LayerTables:
         """Seconds of some layers together, by tokens; shape (len(tokens),)."""
         return _interpolated(self.dense[[name for name in layers if name in self.dense.columns]], tokens)
 
-    def _experts(self, shape: MemoryShape, tokens: FloatArray) -> FloatArray:
-        """The block of experts, with as many of them activated as tokens that choose evenly activate on average."""
+    def _experts(self, shape: MemoryShape, tokens: FloatArray, ranks: int) -> FloatArray:
+        """The block of experts, with as many of them activated as tokens that choose evenly activate on average.
+
+        ``ranks``: devices that divide them, each with as many tokens. A device then has an n-th of the experts, and of
+        all choices of n times as many tokens an n-th, as many as its own tokens make.
+        """
         from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 
         assert self.moe is not None
-        active = shape.n_experts * (1 - (1 - shape.experts_per_token / shape.n_experts) ** tokens)
+        all_active = shape.n_experts * (1 - (1 - shape.experts_per_token / shape.n_experts) ** (ranks * tokens))
+        active = all_active / ranks
         points = np.log(self.moe[["tokens", "activated_experts"]].to_numpy(dtype=float))
         asked = np.log(np.stack([tokens, active], axis=1))
         inside = LinearNDInterpolator(points, self.moe["seconds"].to_numpy())(asked)

@@ -228,10 +228,11 @@ class _Handle:
     Raises ``UserError`` where the package cannot price it.
     """
 
-    def __init__(self, question: PackageModel, name: str | None = None):
-        """``name``: ask for the model that the package knows by this name instead of handing it over."""
+    def __init__(self, question: PackageModel, name: str | None = None, **modes: str):
+        """``name``: ask for the model that the package knows by this name instead of handing it over; ``modes``: how
+        it multiplies, in the package's words."""
         self._what = question.what
-        engine, modes = _package("aiconfigurator_core.sdk.engine"), {}
+        engine = _package("aiconfigurator_core.sdk.engine")
         if question.weight_dtype is not None:
             modes["gemm_quant_mode"] = _MODES.get(question.weight_dtype, question.weight_dtype)
             if question.shape.n_experts:
@@ -252,12 +253,12 @@ class _Handle:
             )
 
     def decode(self, sequences: int, context: int) -> list[Any]:
-        """Those of sequences that decode."""
+        """Counts for sequences that decode."""
         found: list[Any] = self._asked(self._engine.decode_step_per_op, sequences, context, 2)
         return found
 
     def prompt(self, tokens: int, cached: int = 0) -> list[Any]:
-        """Those of ``tokens`` tokens of one prompt, of which ``cached`` more were computed before."""
+        """Counts for ``tokens`` tokens of one prompt, behind ``cached`` that were computed before."""
         whole = {"batch_size": 1, "isl": tokens + cached, "osl": 1, "prefix": cached, "mode": "static_ctx"}
         found: tuple[list[Any], list[Any]] = self._asked(self._engine.run_static_per_op, **whole)
         return found[0]

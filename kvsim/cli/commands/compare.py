@@ -9,7 +9,7 @@ import typer
 
 from kvsim.cli.console import answer, point_to_questions, warn
 from kvsim.cli.option_groups import ScenarioOptions, takes_groups
-from kvsim.cli.options import Json, MaxFailed, Out, Plots, Plugins, Policies, load_plugins, preset_group
+from kvsim.cli.options import Check, Json, MaxFailed, Out, Plots, Plugins, Policies, load_plugins, preset_group
 from kvsim.cli.progress import RunProgress
 from kvsim.results import writable
 
@@ -35,13 +35,17 @@ def compare(
     ] = 1,
     max_failed: MaxFailed = "0%",
     plots: Plots = False,
+    check: Check = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print all that was found: every percentile, the cache, what was assumed.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compare policies on one scenario: by default those of engines, and ours."""
     from kvsim.experiments.comparison import choose
     from kvsim.experiments.comparison import compare as compare_policies
     from kvsim.experiments.measures import share_of_requests
-    from kvsim.simulation.run import build_policy, profile_of
+    from kvsim.simulation.set_up import priced, profile_of
     from policies import in_group
 
     plots = plots and not as_json  # There is no folder for them.
@@ -51,7 +55,7 @@ def compare(
     loaded = of.load()
     total = (len(policy) if policy else len(in_group(chosen))) * loaded.build_workload().n_requests * replications
     profile_of(loaded)  # This and the next raise before a folder is made.
-    choose(policy, in_group(chosen), lambda one: build_policy(loaded, one))
+    choose(policy, in_group(chosen), lambda one: priced(loaded, one))
     if not as_json:
         writable(out / loaded.name)
     with RunProgress(loaded.name, total) as progress:
@@ -64,18 +68,21 @@ def compare(
             replications=replications,
             max_failed=ranked_up_to,
             group=chosen,
+            check=check,
         )
     warn(comparison.warnings)
-    answer(comparison, as_json)
+    answer(comparison, as_json, details=everything)
     if not as_json:
-        _save(comparison, out / loaded.name, plots)
+        _save(comparison, out / loaded.name, plots, everything)
         if any(result.summary["failed"] for result in comparison.results):
             point_to_questions("requests fail")
 
 
-def _save(comparison: Comparison, folder: Path, plots: bool) -> None:
+def _save(comparison: Comparison, folder: Path, plots: bool, everything: bool) -> None:
     """Save what was found, and say where."""
     written = comparison.save(folder, plots=plots)
     first = [path.name for path in written if path.name in ("comparison.csv", "comparison.png", "cells.png")]
     more = "" if plots else "; --plots draws pictures too"
+    if not everything:
+        more += "; --all prints the cache, all percentiles and what was assumed"
     typer.echo(f"\nSaved {', '.join(first)} and {len(written) - len(first)} more files in {written[0].parent}/{more}")

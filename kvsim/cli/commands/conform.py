@@ -19,7 +19,7 @@ def conform(
     engine: Annotated[
         str,
         typer.Argument(
-            help="The engine that was recorded: llamacpp (its cache), llama-server or vllm.",
+            help="What was recorded: llamacpp (its cache), llama-server, vllm or router.",
             autocompletion=completion.conforming_engines,
         ),
     ],

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.console import print_json
+from kvsim.cli.console import print_json, warn
 from kvsim.cli.options import Json
 from kvsim.errors import UserError, counted
 from kvsim.installation import install_extra
@@ -46,7 +46,7 @@ def observe(
     host: Annotated[str, typer.Option(help="The address that clients connect to.")] = "127.0.0.1",
     rotate: _Rotate = "100MB",
     salt_file: _SaltFile = None,
-    requests: Annotated[int | None, typer.Option(help="End after this many recorded requests.", min=1)] = None,
+    requests: Annotated[int | None, typer.Option(help="End after this many requests that did not fail.", min=1)] = None,
     seconds: Annotated[float | None, typer.Option(help="End after this many seconds.", min=0.1)] = None,
     allow_remote: _AllowRemote = False,
     as_json: Json = False,
@@ -65,19 +65,12 @@ def observe(
     and which prompts begin alike remain visible. Anyone who can send requests through the running proxy and read its
     file can compare hashes.
 
-    If observing fails (on a full disk, say), the traffic goes on, and a line says so.
+    If observing fails (on a full disk, say) or cannot keep up, the traffic goes on, and a line says so. What passes is
+    looked at in a process of its own, which ends with this one, and when this one is killed.
     """
     from kvsim.model.storage_types import parse_size
 
-    try:
-        from kvsim.engines.observing.serving import Observation
-        from kvsim.engines.observing.serving import observe as serve
-    except ImportError as e:
-        raise UserError(
-            f"kvsim observe needs a package that is not installed ({e.name}); install it with: {install_extra('serve')}"
-        ) from None
-
-    what = Observation(
+    summary = serve(
         upstream,
         out,
         host=host,
@@ -88,11 +81,22 @@ def observe(
         seconds=seconds,
         allow_remote=allow_remote,
     )
-    summary = serve(what, _say_where, lambda line: typer.echo(f"warning: {line}", err=True))
     if as_json:
         print_json(summary.to_dict())
     else:
         typer.echo(_told(summary))
+
+
+def serve(upstream: str, out: Path, **options: Any) -> Summary:
+    """Observe a server's traffic into a file; ``options``: further fields of ``Observation``. Raises ``UserError``."""
+    try:
+        from kvsim.engines.observing.serving import Observation
+        from kvsim.engines.observing.serving import observe as pass_on
+    except ImportError as e:
+        raise UserError(
+            f"kvsim observe needs a package that is not installed ({e.name}); install it with: {install_extra('serve')}"
+        ) from None
+    return pass_on(Observation(upstream, out, **options), _say_where, lambda line: warn([line]))
 
 
 def _say_where(listening: Listening) -> None:
@@ -105,18 +109,27 @@ def _say_where(listening: Listening) -> None:
 
 def _told(summary: Summary) -> str:
     """The summary as text."""
-    ends = ", ".join(f"{summary.ends[end]:,} {end}" for end in ("completed", "cancelled", "failed"))
+    from workloads.traces.observed_lines import CAUSES
+
+    ends = ", ".join(f"{summary.ends[end]:,} {end}" for end in ("completed", "cancelled"))
     files = ", ".join(map(str, summary.files))
     lines = [f"{counted(summary.requests, 'request')} in {summary.seconds:,.0f} s: {ends}; in {files}"]
+    if summary.failures:
+        causes = ", ".join(f"{CAUSES.get(cause, cause)} ({n:,})" for cause, n in summary.failures.most_common())
+        lines.append(f"{counted(summary.ends['failed'], 'request')} failed, which traces leave out: {causes}")
     ways = {"server": "by the server", "tokenizer": "by its tokenizer", "estimate": "estimated"}
     by = ", ".join(f"{summary.counted[way]:,} {text}" for way, text in ways.items() if summary.counted[way])
     lines += [f"Tokens were counted: {by}"] if by else []
-    if summary.passed_on:
-        lines.append(f"{counted(summary.passed_on, 'request')} of other kinds only passed on")
-    if summary.without_blocks:
-        lines.append(f"{counted(summary.without_blocks, 'request')} without hashes: too long, or not understood")
-    if summary.lost:
-        lines.append(f"{counted(summary.lost, 'request')} not recorded")
+    if summary.distorted:
+        late = f"this proxy was late by up to {summary.lag_s * 1e3:,.0f} ms, as on a busy machine"
+        lines.append(f"{counted(summary.distorted, 'request')} with distorted times: {late}")
+    told = {
+        "passed_on": "of other kinds only passed on",
+        "without_blocks": "without hashes: too long, or not understood",
+        "missed": "not looked at in full, since observing could not keep up",
+        "lost": "not recorded",
+    }
+    lines += [f"{counted(n, 'request')} {what}" for name, what in told.items() if (n := getattr(summary, name))]
     if summary.faults:
         lines.append(f"{counted(summary.faults, 'fault')} in observing; the traffic passed all the same")
     return "\n".join(lines)

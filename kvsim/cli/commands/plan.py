@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import answer, print_json, print_report
-from kvsim.cli.option_groups import takes_groups
-from kvsim.cli.options import Json
+from kvsim.cli.option_groups import UsersOptions, refuse, takes_groups
+from kvsim.cli.options import GpuLayers, Json
 from kvsim.errors import UserError
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.storage_types import CACHE_TYPES
+
+if TYPE_CHECKING:
+    from kvsim.advice.memory.command_line import ServerLine
 
 _LLAMACPP = PRESENT["llama.cpp"]
 
@@ -43,7 +46,10 @@ class PlanOptions:
         typer.Option("--cache-type-v", help="Storage type of values.", autocompletion=completion.cache_types),
     ] = "f16"
     engine: Annotated[
-        str | None, typer.Option(help="llamacpp or vllm; by default both.", autocompletion=completion.planned_engines)
+        str | None,
+        typer.Option(
+            help="llamacpp, vllm or ollama; by default the first two.", autocompletion=completion.planned_engines
+        ),
     ] = None
     ubatch: Annotated[int, typer.Option(help="llama.cpp: tokens in a forward pass.")] = _LLAMACPP.n_ubatch
     batch: Annotated[
@@ -73,7 +79,13 @@ class PlanOptions:
             help="A GPU such as rtx4090 or h100_sxm, in place of --memory.", autocompletion=completion.devices
         ),
     ] = None
+    reserve: Annotated[
+        str | None,
+        typer.Option(help="What driver, desktop and chance keep of the memory, such as 2GiB; by default as is usual."),
+    ] = None
     tensor_parallel: Annotated[int, typer.Option("--tp", help="vLLM: GPUs over which each layer is divided.")] = 1
+    ngl: GpuLayers = None
+    n_cpu_moe: Annotated[int, typer.Option(help="llama.cpp: layers whose experts the CPU has.")] = 0
     vllm_version: Annotated[str, typer.Option(help="The version of vLLM whose profile of memory is followed.")] = (
         PRESENT["vLLM"].version
     )
@@ -83,22 +95,72 @@ class PlanOptions:
     ] = False
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 @takes_groups
 def plan(
+    context: typer.Context,
     of: PlanOptions,
+    users: UsersOptions,
     list_models: Annotated[bool, typer.Option("--list", help="List the well-known models.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show how much memory a model takes under llama.cpp and vLLM, part by part, and what fits."""
+    """Show how much memory a model takes under llama.cpp and vLLM, part by part, and what fits.
+
+    An engine's own flags are taken too: -c 65536 -np 12 -ctk q8_0, where -c is the total of all slots as in
+    llama-server, --max-model-len, --max-num-seqs and others of vLLM, and Ollama's variables (OLLAMA_NUM_PARALLEL=4).
+    kvsim check reads a whole command line.
+
+    With --users, for as many sequences, each as long as the longest request that is drawn for them.
+    """
     from kvsim.costs.memory_plan import plan as make_plan
 
+    said = ""
     if list_models:
         _list_models(as_json)
         return
     if of.model is None:
         raise UserError("--model: a name (kvsim plan --list), a config.json or FILE.gguf is expected")
-    answer(make_plan(**vars(of)), as_json)
+    if users.traffic:
+        from kvsim.scenario.users import longest_request
+
+        refuse(of, "with --users, as many and as long as their requests", "ctx", "parallel")
+        longest, said = longest_request(users.traffic["workload"])
+        of = replace(of, parallel=users.users or 1, ctx=longest)
+    options = vars(of) | {"n_gpu_layers": of.ngl}
+    del options["ngl"]
+    line = _typed_flags(context.args, of)
+    made = make_plan(**(options | (_arguments(line, of) if line else {})))
+    if said:
+        made = replace(made, notes=(said, *made.notes))
+    total = line.flags.get("--ctx-size") if line else None
+    if total is not None and made.settings.parallel > 1 and not made.settings.kv_unified:
+        each = f"{made.settings.ctx:,} tokens for each, rounded up to 256; --ctx is for each"
+        made = replace(made, notes=(f"-c {total} is the total of {made.settings.parallel} slots: {each}", *made.notes))
+    answer(made, as_json)
+
+
+def _typed_flags(tokens: list[str], of: PlanOptions) -> ServerLine | None:
+    """The flags of an engine, and variables of Ollama, that were typed; None without any. Raises ``UserError``."""
+    if not tokens and of.engine != "ollama":
+        return None
+    from kvsim.advice.memory.command_line import read_flags
+
+    line = read_flags(tokens, of.engine)
+    if of.ctx != PlanOptions.ctx and "ctx" in line.sets:
+        raise UserError("--ctx: tokens of each sequence, which the engine's own flags say too; give one of them")
+    return line
+
+
+def _arguments(line: ServerLine, of: PlanOptions) -> dict[str, Any]:
+    """What flags set of what is planned; all else is as for ``kvsim plan`` without them. Raises ``UserError``."""
+    from kvsim.costs.devices import device_named
+    from kvsim.model.memory_shapes import memory_shape
+    from kvsim.model.storage_types import parse_size
+
+    memory = device_named(of.device).memory_bytes if of.device else of.memory and parse_size(of.memory)
+    slots = -1 if of.parallel == PlanOptions.parallel else of.parallel
+    found = line.plan_arguments(memory_shape(of.model or "").context, memory or None, of.device, slots)
+    return {key: value for key, value in found.items() if key in line.sets or key == "engine"}
 
 
 def _list_models(as_json: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import answer, warn
-from kvsim.cli.option_groups import ScenarioOptions, TraceOptions, takes_groups
+from kvsim.cli.option_groups import ScenarioOptions, TraceOptions, UsersOptions, takes_groups
 from kvsim.cli.options import Json, Out, Plugins, Requests, load_plugins
 from kvsim.cli.progress import RunProgress
 from kvsim.errors import UserError
@@ -24,13 +24,14 @@ app = typer.Typer(add_completion=False)
 @app.command()
 @takes_groups
 def prefix_cache(
+    users: UsersOptions,
+    trace: TraceOptions,
     scenario: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="SCENARIO|TRACE", help="A scenario, or a trace file.", autocompletion=completion.scenarios
         ),
-    ],
-    trace: TraceOptions,
+    ] = None,
     eviction: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,10 +50,16 @@ def prefix_cache(
     A trace that does not say which prompts share a beginning has no hit rates; they are unknown.
     """
     from kvsim.experiments.prefix_cache import prefix_cache as study_prefixes
+    from kvsim.scenario.scenario import load_scenario
 
     load_plugins(plugin)
     of = ScenarioOptions(scenario=scenario, requests=requests, skip_bad_rows=trace.skip_bad_rows)
-    loaded = of.load(_replayed(scenario, replace(trace, skip_bad_rows=False)))
+    if scenario is None:
+        if not users.traffic:
+            raise UserError("SCENARIO|TRACE: missing; a scenario, a trace file or --users is expected")
+        loaded = of.load(load_scenario({"name": "users", **users.traffic}))
+    else:
+        loaded = load_scenario(of.load(_replayed(scenario, replace(trace, skip_bad_rows=False))), **users.traffic)
     sizes = None if blocks is None else _numbers("--blocks", blocks)
     chosen = [_eviction(name) for name in eviction] if eviction else None
     with RunProgress(loaded.name, 100) as progress:
@@ -66,7 +73,8 @@ def prefix_cache(
 
 def _replayed(name: str, options: TraceOptions) -> Scenario | None:
     """A scenario that replays the trace file of this name; None if it is that of a scenario itself."""
-    from kvsim.scenario.trace_files import is_trace, trace_scenario
+    from kvsim.scenario.builtin import is_trace
+    from kvsim.scenario.trace_files import trace_scenario
 
     if is_trace(name):
         return trace_scenario(name, own_blocks=True, **options.table, **options.keys)

@@ -56,11 +56,15 @@ def import_folder(
     device: DeviceName = None,
     vllm_version: Annotated[str | None, typer.Option(help="The version of vLLM that was measured.")] = None,
     tp: TensorParallel = 1,
+    ep: Annotated[
+        int, typer.Option("--ep", help="Devices that divide the experts (expert parallelism).", min=1, max=64)
+    ] = 1,
     link_gb_s: Annotated[
-        float | None, typer.Option(help="With --tp: bandwidth between the devices, GB/s in each direction.", min=1e-3)
+        float | None,
+        typer.Option(help="With --tp or --ep: bandwidth between the devices, GB/s in each direction.", min=1e-3),
     ] = None,
     link_latency_us: Annotated[
-        float | None, typer.Option(help="With --tp: latency of a message between them, µs.", min=0)
+        float | None, typer.Option(help="With --tp or --ep: latency of a message between them, µs.", min=0)
     ] = None,
     host_ms: Annotated[
         float | None,
@@ -82,7 +86,9 @@ def import_folder(
 
     _check(out)
     link = (link_gb_s, link_latency_us)
-    options = ImportOptions(model, device, vllm_version, tp, *link, host_ms, source, url, licence, tuple(note or ()))
+    options = ImportOptions(
+        model, device, vllm_version, tp, ep, *link, host_ms, source, url, licence, tuple(note or ())
+    )
     _save_and_show(import_tables(folder, options), out, as_json)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from kvsim.engines.live.server_recording import LiveRecording
     from kvsim.scenario.scenario import Scenario
 
-RECORDED = ("llamacpp",)
-"""The engines that can be recorded without a server."""
+RECORDED = ("llamacpp", "router")
+"""What can be recorded without a server of the user's."""
 
 app = typer.Typer(add_completion=False)
 
@@ -54,7 +55,7 @@ class Options:
         typer.Option(
             "--policy",
             "-p",
-            help="The policy that describes this version, if there are several.",
+            help="The policy that describes this version, if there are several; of a router, its own policy.",
             autocompletion=completion.policies,
         ),
     ] = None
@@ -74,7 +75,8 @@ class Options:
         str | None,
         typer.Option(
             metavar='"-np 4 -c 4096"',
-            help="With --url: what the server was started with; servers do not say all of it.",
+            help="With --url: what the server was started with; servers do not say all of it. "
+            "Of a router: what it is started with besides.",
         ),
     ] = None
     log: Annotated[
@@ -92,6 +94,17 @@ class Options:
     allow_remote: AllowRemote = False
     timeout: Silence = 300.0
     limit: Annotated[float, typer.Option(help="With --url: the longest time for all of it, s.", min=0.1)] = 3600.0
+    package: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a router: vllm-router, smg or sglang-router, installed in .venv/routers or KVSIM_ROUTERS.",
+            autocompletion=completion.router_packages,
+        ),
+    ] = None
+    workers: Annotated[int | None, typer.Option(help="Of a router: how many it has; 3.", min=1, max=64)] = None
+    loads: Annotated[
+        bool, typer.Option("--loads", help="Of a router: its workers report loads, as vLLM does; smg asks for them.")
+    ] = False
     as_json: Json = False
 
     def scenario_called(self, name: str) -> Scenario:
@@ -112,11 +125,20 @@ def record(options: Options) -> None:
 
     Meanwhile, FILE.part has all requests that have ended. Sending stops if the server cannot be reached, wants
     a key, fails the first three requests, or is silent for three in a row; FILE then has what was gathered, and
-    --resume sends the rest. Later failures are recorded as failures.
+    --resume sends the rest. Later failures are recorded as failures, and the command ends with 1. A server that asks by
+    Retry-After to be asked again is, within --limit.
+
+    A router is started before workers of our own and is sent requests that begin alike, and it is recorded which worker
+    got each: kvsim record router --package smg --policy cache_aware
     """
     if options.url is not None:
+        refuse(options, "only of a router", "package", "workers", "loads")
         _record_server(options)
         return
+    if options.engine == "router":
+        _record_router(options)
+        return
+    refuse(options, "only of a router", "package", "workers", "loads")
     refuse(
         options,
         "only with --url, for a server that runs",
@@ -149,6 +171,31 @@ def record(options: Options) -> None:
         )
     if done.divergence is not None:
         warn([f"the recording ends where llama.cpp and {done.policy} diverge: {done.divergence}"])
+
+
+def _record_router(options: Options) -> None:
+    """Record a router, and say what was recorded. Raises ``UserError``."""
+    refuse(
+        options,
+        "a router is recorded with requests of our own",
+        *("scenario", "model", "threads", "library", "log", "resume", "key_env", "allow_remote"),
+    )
+    if options.package is None or options.policy is None:
+        raise UserError("router: which one? kvsim record router --package vllm-router --policy cache_aware is expected")
+    from kvsim.engines.live.router_recording import record_router
+
+    path = options.out or Path(f"{options.package}-{options.policy}.jsonl.gz")
+    asked = {"workers": options.workers, "requests": options.requests, "seed": options.seed}
+    given = {name: value for name, value in asked.items() if value is not None}
+    done = record_router(
+        options.package, options.policy, path, flags=shlex.split(options.flags or ""), loads=options.loads, **given
+    )
+    if options.as_json:
+        print_json(asdict(done))
+    else:
+        sent = f"{counted(done.requests, 'request')} that {done.package} {done.version} ({done.policy})"
+        typer.echo(f"Saved {done.file}: {sent} sent to {counted(done.workers, 'worker')}.")
+        typer.echo(f"Compare our router with it: kvsim conform router {done.file}")
 
 
 def _record_server(options: Options) -> None:
@@ -185,6 +232,9 @@ def _record_server(options: Options) -> None:
         if done.interrupted:
             raise typer.Exit(fail(message, 130))
         raise UserError(message)
+    if done.failed:
+        failed = f"{done.failed:,} of {counted(done.requests, 'request')} failed: {done.why_failed}"
+        raise typer.Exit(fail(f"{failed}; the others are in {done.path}", 1))
 
 
 def _show_server(done: LiveRecording) -> None:
@@ -198,7 +248,5 @@ def _show_server(done: LiveRecording) -> None:
         typer.echo("Prompts were sent as text: this server takes no token ids.")
     for line in done.assumed:
         typer.echo(f"Assumed: {line}.")
-    if done.failed:
-        typer.echo(f"{counted(done.failed, 'request')} failed; {done.first_failure}")
     if done.steps is not None:
         typer.echo(f"Compare our scheduler with it: kvsim conform llama-server {done.path}")

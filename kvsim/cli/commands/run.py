@@ -9,7 +9,7 @@ import typer
 
 from kvsim.cli.console import answer, point_to_questions, warn
 from kvsim.cli.option_groups import ScenarioOptions, takes_groups
-from kvsim.cli.options import Json, Plugins, Policy, load_plugins
+from kvsim.cli.options import Check, Json, Plugins, Policy, load_plugins
 from kvsim.cli.progress import RunProgress
 
 app = typer.Typer(add_completion=False)
@@ -32,6 +32,7 @@ def run(
         Detail,
         typer.Option(help="What to record: the cache too, or requests only, which is much faster for long runs."),
     ] = Detail.cache,
+    check: Check = False,
     as_json: Json = False,
 ) -> None:
     """Run one scenario under one policy."""
@@ -40,7 +41,7 @@ def run(
     load_plugins(plugin)
     loaded = of.load()
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
-        result = run_scenario(loaded, policy, progress=progress, detail=detail.value)
+        result = run_scenario(loaded, policy, progress=progress, detail=detail.value, check=check)
     warn(result.warnings)
     answer(result, as_json, of=lambda result: result.summary)
     if not as_json and (words := _questions_about(result.summary)):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import typer
 
 from kvsim.cli.console import print_json
-from kvsim.cli.options import Json, ScenarioName
+from kvsim.cli.option_groups import ScenarioOptions, takes_groups
+from kvsim.cli.options import Json
 
 app = typer.Typer(
     add_completion=False,
@@ -15,18 +16,18 @@ app = typer.Typer(
 
 
 @app.command("show")
-def show_scenario(scenario: ScenarioName, as_json: Json = False) -> None:
+@takes_groups
+def show_scenario(of: ScenarioOptions, as_json: Json = False) -> None:
     """Print a scenario with every default filled in, and the versions of engines that it stands for."""
-    from kvsim.scenario.scenario import load_scenario
     from kvsim.scenario.server_defaults import SCHEDULERS
 
-    loaded = load_scenario(scenario)
+    loaded = of.load()
     if as_json:
         print_json(loaded.model_dump(mode="json"))
     else:
         typer.echo(f"# scheduler {loaded.server.scheduler}: {SCHEDULERS.summary(loaded.server.scheduler)}")
-        of = "a layout of no engine" if loaded.engine is None else str(loaded.engine)
-        typer.echo(f"# policy {loaded.cache.policy}: {of}")
+        engine = "a layout of no engine" if loaded.engine is None else str(loaded.engine)
+        typer.echo(f"# policy {loaded.cache.policy}: {engine}")
         typer.echo(loaded.to_toml(), nl=False)
 
 

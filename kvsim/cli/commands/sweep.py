@@ -10,7 +10,7 @@ import typer
 from kvsim.cli import completion
 from kvsim.cli.console import answer, fail, print_saved, warn
 from kvsim.cli.option_groups import ServedOptions, takes_groups
-from kvsim.cli.options import Json, MaxFailedOrOwn, Plots, Plugins, Requests, Seed, load_plugins
+from kvsim.cli.options import Check, Json, MaxFailedOrOwn, Plots, Plugins, Requests, Seed, load_plugins
 from kvsim.cli.progress import SweepBar
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def sweep(
     ] = None,
     max_failed: MaxFailedOrOwn = None,
     plots: Plots = False,
+    check: Check = False,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
@@ -56,8 +57,11 @@ def sweep(
     Runs that fail are listed and do not stop the others; the exit code is still 0.
     """
     from kvsim.experiments.sweep import sweep as run
+    from kvsim.experiments.sweep_file import left_of
 
     load_plugins(plugin)
+    if of.device is not None:
+        warn(filter(None, [left_of(file, of.device, of.engine)]))
     try:
         with SweepBar(file) as progress:
             result = run(
@@ -70,6 +74,7 @@ def sweep(
                 requests=requests,
                 show=show,
                 max_failed=max_failed,
+                check=check,
                 **of.served,
             )
     except KeyboardInterrupt:

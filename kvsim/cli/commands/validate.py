@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import answer, fail, print_saved, warn
+from kvsim.cli.console import answer, fail, note, print_saved, warn
 from kvsim.cli.option_groups import ScenarioOptions, takes_groups
 from kvsim.cli.options import (
     AllowRemote,
@@ -40,11 +40,24 @@ app = typer.Typer(add_completion=False)
 _INTERRUPTED = 130
 
 _OF_SERVERS = {
-    *("context", "scenario", "url", "flags", "log", "key_env", "allow_remote", "timeout", "resume", "model", "seed"),
+    *(
+        "context",
+        "scenario",
+        "url",
+        "flags",
+        "log",
+        "slo",
+        "key_env",
+        "allow_remote",
+        "timeout",
+        "resume",
+        "model",
+        "seed",
+    ),
     *("requests", "repeat", "bound", "profile", "calibration_seconds", "out", "as_json"),
 }
 """Parameters that mean something beside --url."""
-_ONLY_WITH_URL = {"flags", "log", "key_env", "allow_remote", "timeout", "resume"}
+_ONLY_WITH_URL = {"flags", "log", "slo", "key_env", "allow_remote", "timeout", "resume"}
 _OF_PUBLISHED = {"context", "published", "points", "only", "sample", "workers", "seed", "bound", "out", "as_json"}
 """Parameters that mean something beside --published."""
 _ONLY_WITH_PUBLISHED = {"points", "only", "sample", "workers"}
@@ -103,6 +116,10 @@ class Options:
         list[Path] | None,
         typer.Option(help="With --url: the log of each llama-server, for its steps (see kvsim record)."),
     ] = None
+    slo: Annotated[
+        str | None,
+        typer.Option(help='With --url: the service level, such as "ttft_p95<1s"; was it met, and as predicted?'),
+    ] = None
     key_env: KeyEnv = None
     allow_remote: AllowRemote = False
     timeout: Silence = 300.0
@@ -129,7 +146,8 @@ class Options:
         float | None,
         typer.Option(
             help="Exit with 1 if the error of end-to-end latency at P50 or P99 is larger (of recorded servers: of any "
-            "latency at mean, P50 or P99; of published points: the median of TTFT or TPOT).",
+            "latency at mean, P50 or P99, of running ones also at P95; of published points: the median of TTFT or "
+            "TPOT).",
             min=0,
         ),
     ] = None
@@ -259,12 +277,16 @@ def _against_published(options: Options) -> None:
 
 def _against_servers(options: Options) -> None:
     """Send traffic to servers, and compare what they took with what is predicted."""
+    from kvsim.advice.recommend.slo import read_slo
+
+    slo = None if options.slo is None else read_slo(options.slo)
     servers = options.servers()
     asked = [server.asked() for server in servers]
     from kvsim.cli.server_calibration import profile_for
     from kvsim.engines.live.server_validation import validate_servers
+    from kvsim.scenario.builtin import is_trace
     from kvsim.scenario.scenario import shortened
-    from kvsim.scenario.trace_files import is_trace, trace_scenario
+    from kvsim.scenario.trace_files import trace_scenario
 
     traffic = trace_scenario(options.name) if is_trace(options.name) else None
     loaded = shortened(ScenarioOptions(scenario=options.name, seed=options.seed).load(traffic), options.requests)
@@ -272,12 +294,15 @@ def _against_servers(options: Options) -> None:
     try:
         with RunProgress(f"asking {servers[0].url}", 100) as progress:
             profile = options.profile or profile_for(servers[0], options.calibration_seconds, progress)
+        with RunProgress(f"asking {servers[0].url}", 100) as progress:
             done = validate_servers(
                 loaded,
                 asked,
                 profile,
                 folder,
                 turns=options.repeat or 2,
+                slo=slo,
+                told=note,
                 announce=progress.begin,
                 share=progress.share,
                 progress=progress,
@@ -285,12 +310,11 @@ def _against_servers(options: Options) -> None:
     except KeyboardInterrupt:
         kept = f"; what was gathered is in {folder}, and the same command with --resume goes on"
         raise typer.Exit(fail(f"stopped{kept if any(folder.glob('*.part')) else ''}", _INTERRUPTED)) from None
-    recordings = [each.to_dict() for each in done.recordings]
-    answer(done.compared, options.as_json, of=lambda compared: {"recordings": recordings, **compared.to_dict()})
+    answer(done, options.as_json)
     if not options.as_json:
         print_saved(done.compared.save(folder), folder)
     warn(done.warnings)
-    _end_by(options.bound, done.compared.worst)
+    _end_by(options.bound, done.worst)
 
 
 def _end_by(bound: float | None, worst: float) -> None:

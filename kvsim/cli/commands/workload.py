@@ -9,9 +9,10 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import answer, print_json, print_report, print_saved, warn
-from kvsim.cli.option_groups import TraceOptions, takes_groups
+from kvsim.cli.option_groups import TraceOptions, UsersOptions, takes_groups
 from kvsim.cli.options import Json, Out
 from kvsim.cli.progress import RunProgress
+from kvsim.errors import UserError
 from kvsim.results import writable
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ app = typer.Typer(
 )
 
 Source = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="TRACE|SCENARIO|NAME",
         help="A trace file, a scenario, or a named workload.",
@@ -33,7 +34,7 @@ Kind = Annotated[
     str | None,
     typer.Option(
         help="The kind of trace, if the file does not show it: azure, burstgpt, mooncake, ragpulse, weka, recorded, "
-        "observed, table.",
+        "observed, log, table.",
         autocompletion=completion.trace_kinds,
     ),
 ]
@@ -42,15 +43,16 @@ Kind = Annotated[
 @app.command()
 @takes_groups
 def describe(
-    source: Source,
+    users: UsersOptions,
     trace: TraceOptions,
+    source: Source = None,
     kind: Kind = None,
     as_json: Json = False,
 ) -> None:
     """Show how many requests a stream has, how bursty and how long they are, and how much of them repeats."""
     from kvsim.advice.workload_fit.fit import describe_stream, statistics_dict
 
-    stream, name, block_size = _open(source, kind, trace)
+    stream, name, block_size = _open(source, kind, trace, users)
     found = describe_stream(stream, block_size)
     if as_json:
         print_json({"name": name, **statistics_dict(found), "notes": list(stream.notes)})
@@ -64,8 +66,8 @@ def describe(
 @app.command()
 @takes_groups
 def fit(
-    source: Source,
     trace: TraceOptions,
+    source: Source = None,
     kind: Kind = None,
     seed: Annotated[int, typer.Option(help="Seed of the streams drawn from the candidates.", min=0)] = 1,
     out: Out = Path("results"),
@@ -109,7 +111,17 @@ def show_named(
     typer.echo(named_text(name), nl=False)
 
 
-def _open(source: str, kind: str | None, trace: TraceOptions) -> Stream:
+def _open(source: str | None, kind: str | None, trace: TraceOptions, users: UsersOptions | None = None) -> Stream:
     from kvsim.advice.workload_fit.request_source import open_stream
 
+    if users is not None and (of_users := users.traffic):
+        if source is not None:
+            raise UserError(f"{source}, --users: both say what is asked; give one of them")
+        from kvsim.scenario.scenario import load_scenario
+
+        return open_stream(load_scenario({"name": "users", **of_users}))
+    if source is None:
+        raise UserError(
+            "TRACE|SCENARIO|NAME: missing; a trace file, a scenario, a named workload or --users is expected"
+        )
     return open_stream(source, kind, **trace.table, **trace.keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from ssl import SSLContext, create_default_context
 from urllib.parse import urlsplit
 
 from kvsim.errors import UserError
@@ -19,6 +20,23 @@ class Address:
 
     def __str__(self) -> str:
         return self.url
+
+    @property
+    def host(self) -> str:
+        """The name or number of the machine."""
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        """The port, that of the scheme if the URL has none."""
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+    def tls(self) -> SSLContext | None:
+        """Trusts the certificates that the system does, or those of the environment's ``SSL_CERT_FILE``; None if the
+        scheme is not https.
+        """
+        return create_default_context() if urlsplit(self.url).scheme == "https" else None
 
 
 def address_of(url: str, *, allow_remote: bool = False) -> Address:
@@ -40,7 +58,7 @@ def address_of(url: str, *, allow_remote: bool = False) -> Address:
 
 def is_loopback(host: str) -> bool:
     """Whether a host's name or number means this machine itself, without asking a name server."""
-    if host == "localhost" or host.endswith(".localhost"):
+    if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -6,34 +6,44 @@ Two kinds of servers are known: llama-server, by its own ``/completion``, and ev
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 
 import httpx
 
 from kvsim.engines.live.address import Address
-from kvsim.errors import UserError
+from kvsim.engines.live.bounded import (
+    WITHIN_S,
+    Deadline,
+    Fetched,
+    ServerFault,
+    about_key,
+    check_unpacked,
+    fetch_async,
+    http_options,
+    unreachable,
+    words_of,
+)
+from kvsim.engines.live.schema import LlamaEvent, OpenAiEvent, Tokenized, is_json, message_of, read_said
 
 Api = Literal["llama-server", "openai"]
 """How a server is asked."""
 
-_MAX_EVENT = 1 << 24
-"""The most bytes of one event of a stream."""
+_MOST_OF_EVENT = 1 << 20
+"""Bytes of one event of a stream, at most: llama-server's last one repeats its prompt."""
+_EVENTS, _EVENTS_PER_TOKEN = 1000, 4
+"""Events of a stream, at most, and how many more for each token that was asked for."""
+_MOST_OF_REFUSAL = 1 << 16
+TIME_OVER = "the time was over"
+"""``Answer.error`` of one that a deadline has cut."""
 _FORCED = 1000.0
 """A bias that makes a token certain."""
-
-
-class ServerFault(UserError):
-    """A server did not do what was asked. The message is one line with its address."""
-
-    def __init__(self, message: str, *, gone: bool = False):
-        super().__init__(message)
-        self.gone = gone
-        """Whether it cannot be reached at all, so that asking it again now is of no use."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,10 @@ class Answer:
     """Why it failed, in the server's words or ours; None if it was answered in full."""
     timed_out: bool = False
     """Whether it failed since nothing came for too long."""
+    retry_after_s: float | None = None
+    """Seconds after which to ask again, as a server says it that refused for now."""
+    tries: int = 1
+    """How often the request was sent; the answer is that to the last time."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -96,13 +110,25 @@ class Answer:
 class Client:
     """A client of one server. An asynchronous context manager; a request has a connection of its own."""
 
-    def __init__(self, address: Address, api: Api, model: str | None, *, key: str | None = None, timeout_s: float = 60):
-        """``model``: the name that the server wants to be asked for; ``timeout_s``: the longest silence."""
-        self.address, self.api, self.model = address, api, model
+    def __init__(
+        self,
+        address: Address,
+        api: Api,
+        model: str | None,
+        *,
+        key: str | None = None,
+        timeout_s: float = 60,
+        deadline: Deadline | None = None,
+    ):
+        """``model``: the name that the server wants to be asked for; ``timeout_s``: the longest silence; ``deadline``:
+        when every answer is cut.
+        """
+        self.address, self.api, self.model, self.key, self.deadline = address, api, model, key, deadline
         self._http = httpx.AsyncClient(
             **http_options(address, key),
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 10)),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            # llama-server closes a connection after a stream without saying so: none is used again.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
 
     async def __aenter__(self) -> Client:
@@ -124,39 +150,50 @@ class Client:
         answer = Answer(time.monotonic() - clock)
         path, body = self._body(request)
         try:
-            async with self._http.stream("POST", path, json=body) as response:
+            async with (
+                asyncio.timeout(None if self.deadline is None else self.deadline.left_s),
+                self._http.stream("POST", path, json=body) as response,
+            ):
                 answer.status, answer.headers_s = response.status_code, time.monotonic() - clock
+                check_unpacked(self.address, response)
                 if response.status_code != httpx.codes.OK:
-                    answer.error = self._refusal(response.status_code, await response.aread())
+                    answer.error = await self._refusal(response)
+                    answer.retry_after_s = _retry_after_s(response)
                 else:
-                    await self._read(response, answer, clock, watch)
+                    await self._read(response, request, answer, clock, watch)
         except httpx.ConnectError as e:
             raise unreachable(self.address, e) from None
+        except TimeoutError:
+            answer.error, answer.timed_out = TIME_OVER, True
         except httpx.TimeoutException:
             answer.error, answer.timed_out = f"no answer for {self._http.timeout.read:g} s", True
         except httpx.TransportError as e:
-            answer.error = f"the connection broke off: {_words_of(e)}"
+            answer.error = f"the connection broke off: {words_of(e)}"
         answer.done_s = time.monotonic() - clock
         answer.output_tokens = answer.output_tokens or len(answer.token_s)
         return answer
 
+    async def fetch(self, method: str, path: str, body: Any = None) -> Fetched:
+        """An answer that is no stream, until the deadline at most. Raises ``ServerFault``."""
+        left_s = WITHIN_S if self.deadline is None else self.deadline.left_s
+        if left_s == 0:
+            raise ServerFault(TIME_OVER)
+        return await fetch_async(self._http, method, path, json=body, within_s=min(WITHIN_S, left_s))
+
     async def tokenize(self, text: str) -> list[int] | None:
-        """The tokens of a text; None if the server does not say. Raises ``ServerFault`` if it is gone."""
+        """The tokens of a text; None if the server does not say. Raises ``ServerFault``."""
         body: dict[str, Any] = {"content": text, "add_special": False}
         if self.api == "openai":
             body = {"prompt": text, "add_special_tokens": False}
             if self.model is not None:
                 body["model"] = self.model
-        try:
-            response = await self._http.post("/tokenize", json=body)
-            said = response.json() if response.status_code == httpx.codes.OK else None
-        except httpx.ConnectError as e:
-            raise unreachable(self.address, e) from None
-        except (httpx.HTTPError, ValueError):
+        said = await self.fetch("POST", "/tokenize", body)
+        if said.status != httpx.codes.OK or not is_json(said.content):
             return None
-        tokens = said.get("tokens") if isinstance(said, dict) else None
-        whole = isinstance(tokens, list) and all(type(token) is int for token in tokens)
-        return tokens if whole else None
+        try:
+            return read_said(Tokenized, said.content).tokens
+        except ValueError as e:
+            raise ServerFault(f"{self.address}/tokenize: {e}") from None
 
     def _body(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
@@ -173,14 +210,24 @@ class Client:
             body["model"] = self.model
         return "/v1/completions", body | dict(request.params)
 
-    def _refusal(self, status: int, said: bytes) -> str:
+    async def _refusal(self, response: httpx.Response) -> str:
         """The server's reason in a line. Raises ``ServerFault`` if it wants a key."""
+        status, said = response.status_code, b""
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise ServerFault(f"{self.address}: {about_key(self._http.headers, status)}")
-        return f"HTTP {status}: {_message_of(said)}"
+        async for piece in response.aiter_raw():
+            said += piece
+            if len(said) > _MOST_OF_REFUSAL:
+                break
+        return f"HTTP {status}: {message_of(said[:_MOST_OF_REFUSAL])}"
 
     async def _read(
-        self, response: httpx.Response, answer: Answer, clock: float, watch: Callable[[Answer], None] | None
+        self,
+        response: httpx.Response,
+        request: CompletionRequest,
+        answer: Answer,
+        clock: float,
+        watch: Callable[[Answer], None] | None,
     ) -> None:
         """Take in a stream of events, up to the one that ends it."""
         kind = response.headers.get("content-type", "nothing")
@@ -188,99 +235,97 @@ class Client:
             answer.error = f"answered by {kind[:80]}, not by a stream of events"
             return
         ended, seen = False, 0
-        async for event in _events(response):
+        async for event in _events(response, _EVENTS + _EVENTS_PER_TOKEN * request.output_tokens):
             now = time.monotonic() - clock
             if event == "[DONE]":
                 ended = True
                 continue
             try:
-                said = json.loads(event)
-                if not isinstance(said, dict):
-                    raise ValueError("no object")
-                if "error" in said:
-                    answer.error = _message_of(event.encode())
-                    return
-                tokens, ends = self._take(said, answer, seen)
-            except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-                answer.error = f"an event that is not of {self.api}: {event[:80]!r}"
+                tokens, ends = self._take(event, answer, seen)
+            except ValueError as e:
+                answer.error = answer.error or f"an event that is not of {self.api}: {e}"
+                return
+            seen += tokens
+            if seen > request.output_tokens:
+                answer.error = f"says that it made {seen:,} tokens where {request.output_tokens:,} were asked for"
                 return
             answer.token_s += [now] * tokens
-            seen += tokens
             ended = ended or ends
             if watch is not None and tokens:
                 watch(answer)
         if not ended:
             answer.error = "the answer was cut off"
 
-    def _take(self, said: dict[str, Any], answer: Answer, seen: int) -> tuple[int, bool]:
-        """Note what an event says; how many tokens came with it, and whether it is the last one."""
-        if self.api == "llama-server":
-            if said["stop"]:
-                answer.result = said
-                answer.prompt_tokens, answer.output_tokens = said["tokens_evaluated"], said["tokens_predicted"]
-                answer.cached_tokens = said.get("timings", {}).get("cache_n")
-                return 0, True
-            answer.output += said.get("tokens", [])
-            answer.text += said.get("content", "")
-            return said["tokens_predicted"] - seen if "tokens_predicted" in said else 1, False
-        usage = said.get("usage") or {}
-        choices = said.get("choices") or [{}]
-        ids = choices[0].get("token_ids") or []
-        answer.output += ids
-        answer.text += choices[0].get("text") or ""
-        if usage:
-            answer.prompt_tokens, answer.output_tokens = usage["prompt_tokens"], usage.get("completion_tokens", 0)
-            answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", answer.cached_tokens)
-            return max(0, answer.output_tokens - seen), False
-        return len(ids) or int(bool(choices[0].get("text"))), False
+    def _take(self, event: str, answer: Answer, seen: int) -> tuple[int, bool]:
+        """Note what an event says; how many tokens came with it, and whether it is the last one. Raises ``ValueError``,
+        with the server's own error in ``Answer.error`` if it says one.
+        """
+        said: LlamaEvent | OpenAiEvent
+        said = read_said(LlamaEvent, event) if self.api == "llama-server" else read_said(OpenAiEvent, event)
+        if said.error is not None:
+            answer.error = message_of(event)
+            raise ValueError(answer.error)
+        return _take_llama(said, answer, seen) if isinstance(said, LlamaEvent) else _take_openai(said, answer, seen)
 
 
-def http_options(address: Address, key: str | None = None) -> dict[str, Any]:
-    """Options of an httpx client that contacts this address alone: no proxy of the environment, no redirect."""
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return {"base_url": address.url, "headers": headers, "trust_env": False, "follow_redirects": False}
+def _retry_after_s(response: httpx.Response) -> float | None:
+    """When a server that is overloaded wants to be asked again (RFC 9110, 10.2.3); None if it does not say."""
+    said = response.headers.get("retry-after", "").strip()
+    if response.status_code not in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
+        return None
+    if re.fullmatch(r"\d{1,9}", said, re.ASCII):
+        return float(said)
+    try:
+        return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[str]:
-    """The data of each server-sent event of an answer, which may be cut anywhere by the pieces it comes in."""
+def _take_llama(said: LlamaEvent, answer: Answer, seen: int) -> tuple[int, bool]:
+    if said.stop is None:
+        raise ValueError("no stop in it")
+    if said.stop:
+        if said.tokens_evaluated is None or said.tokens_predicted is None:
+            raise ValueError("no tokens_evaluated or tokens_predicted at its end")
+        answer.result = said.model_dump(exclude_none=True, exclude={"error", "content", "tokens", "stop"})
+        answer.prompt_tokens, answer.output_tokens = said.tokens_evaluated, said.tokens_predicted
+        answer.cached_tokens = None if said.timings is None else said.timings.cache_n
+        return 0, True
+    answer.output += said.tokens
+    answer.text += said.content
+    if said.tokens_evaluated:
+        answer.prompt_tokens = said.tokens_evaluated
+    return 1 if said.tokens_predicted is None else max(0, said.tokens_predicted - seen), False
+
+
+def _take_openai(said: OpenAiEvent, answer: Answer, seen: int) -> tuple[int, bool]:
+    ids, text = (said.choices[0].token_ids or [], said.choices[0].text or "") if said.choices else ([], "")
+    answer.output += ids
+    answer.text += text
+    if said.usage is None:
+        return len(ids) or int(bool(text)), False
+    answer.prompt_tokens, answer.output_tokens = said.usage.prompt_tokens, said.usage.completion_tokens or 0
+    if said.usage.prompt_tokens_details is not None and said.usage.prompt_tokens_details.cached_tokens is not None:
+        answer.cached_tokens = said.usage.prompt_tokens_details.cached_tokens
+    return max(0, answer.output_tokens - seen), False
+
+
+async def _events(response: httpx.Response, most: int) -> AsyncIterator[str]:
+    """The data of each server-sent event of an answer, which may be cut anywhere by the pieces it comes in.
+
+    ``most``: events, comments among them, before the stream is given up.
+    """
     rest = b""
-    async for piece in response.aiter_bytes():
+    async for piece in response.aiter_raw():
         *events, rest = (rest + piece.replace(b"\r\n", b"\n")).split(b"\n\n")
-        if len(rest) > _MAX_EVENT:
-            raise httpx.RemoteProtocolError(f"an event of more than {_MAX_EVENT} bytes")
+        most -= len(events)
+        if len(rest) > _MOST_OF_EVENT:
+            raise httpx.RemoteProtocolError(f"an event of more than {_MOST_OF_EVENT:,} bytes")
+        if most < 0:
+            raise httpx.RemoteProtocolError("more events than its tokens can take")
         for event in events:
             data = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
             if data:
                 yield b"".join(data).decode("utf-8", "replace")
             elif event.startswith(b"error:"):
                 yield json.dumps({"error": event[6:].decode("utf-8", "replace").strip()})
-
-
-def _message_of(said: bytes) -> str:
-    """The reason in an error's body, in a line of at most 200 characters."""
-    try:
-        found = json.loads(said)
-        for key in ("error", "message", "detail"):
-            found = found.get(key, found) if isinstance(found, dict) else found
-        text = found if isinstance(found, str) else json.dumps(found)
-    except ValueError:
-        text = said.decode("utf-8", "replace")
-    return " ".join(text.split())[:200] or "no reason given"
-
-
-def unreachable(address: Address, e: Exception) -> ServerFault:
-    """The fault of a server that cannot be reached."""
-    return ServerFault(f"{address}: cannot be reached: {_words_of(e)}", gone=True)
-
-
-def about_key(headers: Mapping[str, str], status: int) -> str:
-    """What to say where a server refuses for want of a key; ``headers``: those that it was asked with."""
-    if "Authorization" in headers:
-        return f"refuses the key that was given by --key-env (HTTP {status})"
-    return f"wants a key (HTTP {status}); give it by --key-env NAME"
-
-
-def _words_of(e: Exception) -> str:
-    """What went wrong with a connection, in a line and without the system's number for it."""
-    said = re.sub(r"\[Errno -?\d+\] ", "", " ".join(str(e).split()))
-    return said[:1].lower() + said[1:] or type(e).__name__

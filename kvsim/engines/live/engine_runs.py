@@ -28,7 +28,8 @@ from kvsim.simulation.backend import Backend, SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.request_log import Progress
 from kvsim.simulation.result import Result
-from kvsim.simulation.run import build_policy, cost_model, drive, ledger_for
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy, chosen, cost_model, ledger_for
 from policies import Chunk, MicroBatch, Policy, PolicyFactory
 from policies.layouts.virtually_contiguous import VirtuallyContiguousPolicy
 from real_engine import Engine, load_model
@@ -166,7 +167,7 @@ def run_and_predict(
     choice: str | PolicyFactory,
     runner: EngineRunner,
     progress: Progress | None,
-    announce: Callable[[str], None] | None,
+    announce: Callable[[str], object] | None,
     *,
     first: bool,
 ) -> EngineRun:
@@ -174,6 +175,7 @@ def run_and_predict(
 
     Raises ``ScheduleMismatch``.
     """
+    scenario, _ = chosen(scenario, choice)
     policy = build_policy(scenario, choice, cost_model(scenario, profile))
     if announce is not None:
         announce(policy.name)
@@ -248,6 +250,7 @@ def _predict(
     pace: _PaceOfSteps | None,
 ) -> Result:
     """Rerun the schedule with predicted times. Raises ``ScheduleMismatch`` if it places other cells."""
+    scenario, _ = chosen(scenario, choice)
     costs = cost_model(scenario, profile)
     policy = build_policy(scenario, choice, costs)
     backend: Backend = SimulatedBackend(costs, policy.kernel, policy.groups)

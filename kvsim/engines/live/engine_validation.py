@@ -26,7 +26,7 @@ from kvsim.errors import UserError
 from kvsim.experiments.comparison import choose
 from kvsim.scenario.scenario import Scenario, load_scenario, shortened
 from kvsim.simulation.request_log import Progress
-from kvsim.simulation.run import build_policy
+from kvsim.simulation.set_up import build_policy
 from policies import PolicyFactory, in_group
 
 _MEASURES = ("ttft_s", "tpot_s", "e2e_s")
@@ -146,7 +146,7 @@ def validate(
     engine: str = NUMPY,
     library: Path | str | None = None,
     progress: Progress | None = None,
-    announce: Callable[[str], None] | None = None,
+    announce: Callable[[str], object] | None = None,
 ) -> Validation:
     """Run the scenario (its first ``requests``) on the real engine, then predict the same schedule.
 

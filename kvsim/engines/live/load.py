@@ -154,7 +154,22 @@ def fault_of(answers: Sequence[Answer], stairs: Staircase) -> str | None:
             return "does not say how many tokens a prompt has"
         if answer.cached_tokens and not (stairs.goes_on and i > stairs.staying):
             return "answered from a cache what was never asked before"
-    return None if len(answers) == len(stairs.prompts) else "a request was not answered"
+    return None if len(answers) == len(stairs.prompts) else "answered the first request before the others could come"
+
+
+def begun(answers: Sequence[Answer], requests: Sequence[CompletionRequest]) -> list[Answer]:
+    """What is certain of a staircase that was cut: the requests that had begun to generate, up to when the next one
+    came, whose prompt may have been under way.
+    """
+    seen, until_s = list[Answer](), math.inf
+    for answer, request in zip(answers, requests, strict=False):
+        prompt = len(request.prompt) if not isinstance(request.prompt, str) else 0
+        answer = replace(answer, prompt_tokens=answer.prompt_tokens or prompt)
+        if len(answer.token_s) < min(2, request.output_tokens) or not answer.prompt_tokens:
+            until_s = answer.sent_s
+            break
+        seen.append(answer)
+    return [replace(answer, token_s=[t for t in answer.token_s if t <= until_s]) for answer in seen]
 
 
 class _Hold:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from urllib.parse import urlsplit
 
 from kvsim import machine
 from kvsim.engines.live.address import Address, is_loopback
-from kvsim.engines.live.client import Answer, Client, ServerFault
+from kvsim.engines.live.bounded import Deadline, ServerFault
+from kvsim.engines.live.client import TIME_OVER, Answer, Client, CompletionRequest
 from kvsim.engines.live.load import (
     PASSING,
     Limits,
     Staircase,
+    begun,
     climb,
     completion_requests,
     fault_of,
@@ -23,16 +26,17 @@ from kvsim.engines.live.load import (
     probes,
     round_of,
 )
-from kvsim.engines.live.load_runs import LoadJournal, LoadRequest, LoadRun, RunSamples, samples_of
+from kvsim.engines.live.load_runs import LoadJournal, LoadRequest, LoadRun, RunSamples, pace_of, samples_of
 from kvsim.engines.live.prompts import Vocabulary
 from kvsim.engines.live.served import LiveServer
-from kvsim.engines.live.settings import Counters, ask_counters
+from kvsim.engines.live.settings import Counters, ask_counters_of, ask_serving
 from kvsim.engines.live.vocabulary import find_vocabulary
+from kvsim.errors import counted
 from kvsim.scenario.scenario import Scenario
 from workloads import named_rng
 
-Report = Callable[[float], None]
-"""Called with the share of the work done."""
+Report = Callable[[float, str], None]
+"""Called with the share of the time that is over, and what is being measured."""
 
 _MOST_REQUESTS = 32
 """Requests that generate together, at most: beyond, steps are extrapolated."""
@@ -45,6 +49,9 @@ _IDLE = 0.1
 """Processors that must be idle, of those that the server leaves free, or other work is thought to disturb it."""
 _FAULTS = 3
 """Staircases that may fail in a row."""
+_TOLD_S = 0.25
+_SLOWER = 3.0
+"""How many times as long a step must take as with like work before to be noticed."""
 
 
 def limits_of(address: Address, scenario: Scenario) -> Limits:
@@ -74,17 +81,28 @@ class LoadMeasurement:
     server: LiveServer
     journal: LoadJournal
     runs: list[LoadRun]
-    seconds: float
-    """The time budget."""
+    deadline: Deadline
+    """When measuring ends, whatever the server does."""
     report: Report | None = None
+    notice: Callable[[str], object] | None = None
+    """Told at once what disturbs the measurement."""
     counts: bool = True
     """Whether the server counts its tokens, so that others who use it can be seen."""
     found: list[RunSamples] = field(default_factory=list)
     """What each run tells."""
+    fault: str | None = None
+    """Why the latest answers were of no use; None if they were."""
+    silent_s: float = 0.0
+    """For how long the server had said nothing when the time was over."""
+    few: str = ""
+    """What there is too little of, in words; empty if nothing is missing."""
+    load_before: float = field(default_factory=machine.system_load)
+    _doing: str = "what its prompts can be made of"
     _own: int = 0
     """Tokens that the server has computed for us since ``_start``."""
     _of_others: int = 0
     _start: Counters | None = None
+    _noticed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.scenario = self.server.served.scenario
@@ -98,24 +116,61 @@ class LoadMeasurement:
         probed = sum(run.probe for run in self.runs)
         return (len(self.runs) - probed) / len(round_of(self.limits, 1, named_rng(0, "round")))
 
-    def measure(self, ended: Callable[[LoadMeasurement, float], bool]) -> None:
-        """Climb staircases until ``ended``, which is asked with the seconds since the beginning.
+    @property
+    def at_once(self) -> float:
+        """Share of the steps whose tokens came at once with those of the next."""
+        return sum(found.at_once for found in self.found) / max(
+            1, sum(len(run.requests[0].token_s) for run in self.runs)
+        )
+
+    def measure(self, ended: Callable[[LoadMeasurement], bool]) -> None:
+        """Climb staircases until ``ended`` or the time is over, by which the last one is cut.
 
         Raises ``ServerFault``; what was measured is then in the journal.
         """
         asyncio.run(self._measure(ended))
 
-    async def _measure(self, ended: Callable[[LoadMeasurement, float], bool]) -> None:
-        began = time.monotonic()
+    async def _measure(self, ended: Callable[[LoadMeasurement], bool]) -> None:
         address, settings = self.server.address, self.server.settings
-        async with Client(address, settings.api, settings.model, key=self.server.key) as client:
-            vocabulary = await find_vocabulary(client, settings)
-            self._count_anew()
-            await self._probe(client, vocabulary)
-            while not ended(self, elapsed := time.monotonic() - began):
-                if self.report is not None:
-                    self.report(min(1.0, elapsed / self.seconds))
-                await self._climb(client, vocabulary, self._next(), probe=False)
+        told = asyncio.create_task(self._tell())
+        try:
+            async with Client(
+                address, settings.api, settings.model, key=self.server.key, deadline=self.deadline
+            ) as client:
+                vocabulary = await find_vocabulary(client, settings)
+                await self._look_for_others(client)
+                await self._count_anew(client)
+                await self._probe(client, vocabulary)
+                while self.deadline.left_s > 0 and not ended(self):
+                    await self._climb(client, vocabulary, self._next(), probe=False)
+        except ServerFault as e:
+            if self.deadline.left_s > 0:
+                raise
+            self.fault = self.fault or (None if str(e).endswith(TIME_OVER) else str(e))
+        finally:
+            told.cancel()
+
+    async def _look_for_others(self, client: Client) -> None:
+        """Notice requests that are there before ours: later, they may be ours that were cut."""
+        if len(self.runs) == self.resumed and (serving := await ask_serving(client)):
+            others = f"serves {counted(serving, 'request')} of others"
+            self._notice("serving", f"{others}; what is measured beside them says little")
+
+    async def _tell(self) -> None:
+        """Report what goes on."""
+        while self.report is not None:
+            shared = sum(run.shared for run in self.runs)
+            of_others = f", others beside {shared} of {counted(len(self.runs), 'measurement')}" if shared else ""
+            left = f"{self.deadline.left_s:.0f} s left"
+            share = min(1.0, self.deadline.elapsed_s / self.deadline.seconds)
+            self.report(share, f"{self._doing}{of_others}, {left}")
+            await asyncio.sleep(_TOLD_S)
+
+    def _notice(self, kind: str, what: str) -> None:
+        """Say once what disturbs the measurement."""
+        if self.notice is not None and kind not in self._noticed:
+            self.notice(f"{self.server.address}: {what}")
+        self._noticed.add(kind)
 
     async def _probe(self, client: Client, vocabulary: Vocabulary) -> None:
         """Send longer and longer prompts until one takes long."""
@@ -123,12 +178,13 @@ class LoadMeasurement:
         if done and self._slow(next(run for run in reversed(self.runs) if run.probe)):
             return
         for stairs in probes(self.limits)[done:]:
-            if self._slow(await self._climb(client, vocabulary, stairs, probe=True)):
+            run = await self._climb(client, vocabulary, stairs, probe=True)
+            if run is None or self._slow(run):
                 return
 
     def _slow(self, run: LoadRun) -> bool:
         first = run.requests[0]
-        return first.token_s[0] - first.sent_s > self.seconds / _PROBE_SHARE
+        return first.token_s[0] - first.sent_s > self.deadline.seconds / _PROBE_SHARE
 
     def _next(self) -> Staircase:
         """The next staircase of the endless row of rounds."""
@@ -138,54 +194,91 @@ class LoadMeasurement:
         number, place = divmod(done, size)
         return round_of(self.limits, longest, named_rng(0, f"server calibration round {number}"))[place]
 
-    async def _climb(self, client: Client, vocabulary: Vocabulary, stairs: Staircase, *, probe: bool) -> LoadRun:
-        """Climb a staircase, again if that fails, and keep what was seen. Raises ``ServerFault``."""
+    async def _climb(self, client: Client, vocabulary: Vocabulary, stairs: Staircase, *, probe: bool) -> LoadRun | None:
+        """Climb a staircase, again if that fails, and keep what was seen; None if the time was over before anything
+        was. Raises ``ServerFault``.
+        """
         rng = named_rng(len(self.runs), "server calibration prompts")
+        kind = f"a prompt of {counted(stairs.prompts[0], 'token')} alone"
+        self._doing = (
+            kind if probe else f"measurement {len(self.runs) + 1}, of {counted(len(stairs.prompts), 'request')}"
+        )
         for attempt in range(_FAULTS):
-            before = machine.processor_time()
+            before, clock = machine.processor_time(), time.monotonic()
             requests = completion_requests(stairs, vocabulary, client.api, rng)
-            answers = await climb(client, requests, time.monotonic())
-            fault = fault_of(answers, stairs)
-            if fault is None:
+            answers = await climb(client, requests, clock)
+            if any(answer.error == TIME_OVER for answer in answers):
+                latest = max(max(answer.token_s, default=answer.sent_s) for answer in answers)
+                self.silent_s = max(self.silent_s, time.monotonic() - clock - latest)
+                return self._keep_cut(answers, requests, probe)
+            self.fault = fault_of(answers, stairs)
+            if self.fault is None:
                 busy = is_busy(self.server, before, machine.processor_time())
-                return self._keep(answers, probe, busy=busy)
+                shared = await self._shared(client, answers)
+                return self._keep(tuple(map(_request, answers)), probe, shared=shared, busy=busy)
             # What the server computed for requests that failed is not known.
-            self._count_anew()
+            await self._count_anew(client)
             if attempt:
                 shorter = tuple(max(1, n // 2) for n in stairs.prompts)
+                if len(answers) < len(shorter):  # A slow client, or a fast server: fewer can come in time.
+                    stairs = replace(stairs, passing=0, goes_on=False)
+                    shorter = shorter[: max(1, len(answers) // 2)]
                 stairs = fitted(replace(stairs, prompts=shorter), self.limits)
-        raise ServerFault(f"{self.server.address}: {fault}")
+        raise ServerFault(f"{self.server.address}: {self.fault}")
 
-    def _keep(self, answers: list[Answer], probe: bool, *, busy: bool) -> LoadRun:
-        run = LoadRun(
-            origin=len(self.runs),
-            requests=tuple(map(_request, answers)),
-            probe=probe,
-            shared=self._shared(answers),
-            busy=busy,
-        )
+    def _keep_cut(
+        self, answers: Sequence[Answer], requests: Sequence[CompletionRequest], probe: bool
+    ) -> LoadRun | None:
+        """Keep what was seen of a staircase until it was cut; None if that is nothing."""
+        seen = begun(answers, requests)
+        if not seen or probe:
+            return None
+        # Whether others were there meanwhile cannot be told while our own requests are.
+        shared = bool(self.runs) and self.runs[-1].shared
+        return self._keep(tuple(map(_request, seen)), probe, shared=shared, busy=False)
+
+    def _keep(self, requests: tuple[LoadRequest, ...], probe: bool, *, shared: bool, busy: bool) -> LoadRun:
+        run = LoadRun(origin=len(self.runs), requests=requests, probe=probe, shared=shared, busy=busy)
+        self._look_at_pace(run)
         self.journal.add(run)
         self.runs.append(run)
         self.found.append(samples_of(run, self.scenario))
         return run
 
-    def _count_anew(self) -> None:
-        """Take the server's counters as they are now for the beginning."""
-        self._own = self._of_others = 0
-        self._start = ask_counters(self.server.address, key=self.server.key)
-        self.counts = self._start is not None
+    def _look_at_pace(self, run: LoadRun) -> None:
+        """Notice steps that take much longer than those of like work before."""
+        pace, held = pace_of(run)
+        like = [other for other, of in map(pace_of, self.runs) if other and held / 2 <= of <= 2 * held]
+        if len(like) > 1 and pace > _SLOWER * (usual := median(like)):
+            times = f"a step takes {pace / usual:.1f} times as long as those with like work before"
+            self._notice("pace", f"{times}: others use the server, or other work its machine")
 
-    def _shared(self, answers: list[Answer]) -> bool:
-        """Whether the server's counters have moved by more than what we asked for."""
+    async def _count_anew(self, client: Client) -> None:
+        """Take the server's counters as they are now for the beginning."""
+        if self.deadline.left_s > 0:
+            self._own = self._of_others = 0
+            self._start = await ask_counters_of(client)
+            self.counts = self._start is not None
+
+    async def _shared(self, client: Client, answers: list[Answer]) -> bool:
+        """Whether the server's counters have moved by more than what we asked for, or it serves others now."""
         self._own += sum((a.prompt_tokens or 0) - (a.cached_tokens or 0) + a.output_tokens for a in answers)
-        now = ask_counters(self.server.address, key=self.server.key) if self.counts else None
-        if now is None or self._start is None:
+        if self.deadline.left_s == 0:
             return False
-        counted = now.prompt_tokens + now.output_tokens - self._start.prompt_tokens - self._start.output_tokens
+        if self._start is None:
+            serving = await ask_serving(client)
+            if serving:
+                self._notice("shared", f"serves {counted(serving, 'request')} of others beside ours")
+            return bool(serving)
+        now = await ask_counters_of(client)
+        if now is None:
+            return False
         # Counters may be behind; what is missing of ours is then seen later.
-        if counted - self._own <= self._of_others + _FEW_TOKENS:
+        others = now.tokens - self._start.tokens - self._own - self._of_others
+        if others <= _FEW_TOKENS:
             return False
-        self._of_others = counted - self._own
+        self._of_others += others
+        self._notice("shared", f"computed {counted(others, 'token')} for others beside ours, which then say little")
         return True
 
 

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
 from kvsim.calibration.journal import Journal, Line
-from kvsim.calibration.llamacpp import SKIPPING
-from kvsim.costs.pass_layout import Sample, sample_of
+from kvsim.costs.pass_layout import SKIPPING, Sample, sample_of
 from kvsim.engines.live.load import steps_of_prompt
 from kvsim.engines.live.steps_seen import CommonSteps, common_steps, windows
 from kvsim.scenario.scenario import Scenario
-from kvsim.simulation.run import build_policy
+from kvsim.simulation.set_up import build_policy
 from policies import Chunk, MicroBatch, OutOfCells, Policy
 
 _WINDOW, _SHORTEST_WINDOW = 8, 3
@@ -76,6 +75,14 @@ class LoadRun(Line):
     """Whether no processor of the server's machine was free meanwhile, so that other work may have slowed it down."""
 
 
+def pace_of(run: LoadRun) -> tuple[float, int]:
+    """Seconds of the median step of the first request while it was alone, 0 if not known; and its prompt's tokens."""
+    first = run.requests[0]
+    until_s = run.requests[1].sent_s if len(run.requests) > 1 else float("inf")
+    gaps = np.diff([t for t in first.token_s if t < until_s])
+    return (float(np.median(gaps)) if len(gaps) >= _SHORTEST_WINDOW else 0.0), first.prompt_tokens
+
+
 LoadJournal = Journal[LoadHeader, LoadRun]
 """The journal of a calibration of a server."""
 
@@ -98,8 +105,12 @@ class RunSamples:
     samples: list[Sample] = field(default_factory=list)
     alone: PromptAlone | None = None
     """The first prompt; None if the run was shared."""
+    prompt: Sample | None = None
+    """The same as a sample of what the client waited, if the server does not say how long it took."""
     left_out: int = 0
     """Steps whose time is not certain."""
+    at_once: int = 0
+    """Steps whose tokens came at once with those of the next."""
 
 
 def samples_of(run: LoadRun, scenario: Scenario) -> RunSamples:
@@ -119,9 +130,14 @@ def _follow(replay: _Replay, found: RunSamples) -> None:
     found.alone = PromptAlone(passes, first.token_s[0] - first.sent_s, first.prompt_s)
     if first.prompt_s is not None:
         found.samples.append(replay.sample(alone, first.prompt_s))
+    else:
+        found.prompt = replay.sample(alone, found.alone.waited_s)
     for begun in range(1, len(replay.run.requests) + 1):
         if not _take_stair(replay, begun, found):
-            return
+            break
+    steps = len(first.token_s)
+    if found.at_once > steps / 2:  # So are the beginnings and ends of the rest.
+        found.samples, found.left_out = [], steps
 
 
 class _Replay:
@@ -195,6 +211,10 @@ def _take_stair(replay: _Replay, begun: int, found: RunSamples) -> bool:
         return False
     clean = seen.clean
     decodes = len(clean) if following is None else _before_prompt(seen, clean, following, replay)
+    # Steps that ended at one time can only be spread evenly if they are alike.
+    ends = np.flatnonzero(~seen.late[: decodes + 1])
+    clean[ends[-1] if len(ends) else 0 : decodes] = False
+    clean[decodes:] &= ~(seen.late[1:] | seen.late[:-1])[decodes:]
     placed = [replay.step() for _ in range(decodes)]
     for begin, end in windows(clean[:decodes], _WINDOW, _SHORTEST_WINDOW):
         middle = placed[(begin + end - 1) // 2]
@@ -206,6 +226,7 @@ def _take_stair(replay: _Replay, begun: int, found: RunSamples) -> bool:
             if gap < len(clean) and clean[gap]:
                 found.samples.append(replay.sample([step], float(seen.gaps_s[gap])))
     found.left_out += int((~clean).sum())
+    found.at_once += int(seen.late.sum())
     return True
 
 

@@ -37,7 +37,7 @@ over new take only little work know place year back give most very after thing o
 """
 WORDS = tuple(f" {word}" for word in _COMMON.split())
 """Words so common that they are one token each in most vocabularies."""
-_FIRST_MARK = 100.0
+FIRST_MARK = 100.0
 """Marks begin well above 5, which is what requests have that are not marked."""
 
 
@@ -121,7 +121,7 @@ class Prompts:
         answer = answers[request.id % len(answers)] if answers else None
         units = [unit for piece in pieces for unit in self._segment(*piece)]
         if not self.vocabulary.is_text:
-            mark = None if self._first_mark is None else _FIRST_MARK + self._first_mark + request.id
+            mark = None if self._first_mark is None else FIRST_MARK + self._first_mark + request.id
             return Prompt(tuple(int(unit) for unit in units), pieces, answer, mark)
         words = self.vocabulary.words(request.prompt_tokens)
         return Prompt("".join(str(unit) for unit in units[:words]), pieces, answer)

@@ -80,6 +80,8 @@ def openai_meta(run: Run, assumed: Sequence[str]) -> Record:
     meta = {**version, **_common_meta(run, assumed), "engine": engine, "cache": settings.cache, "timed": True}
     if run.asking.flags is not None:
         meta["flags"] = list(run.asking.flags)
+    elif settings.started is not None:
+        meta["flags"] = settings.started.words
     return meta
 
 

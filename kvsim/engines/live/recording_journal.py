@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,8 @@ from kvsim.engines.live.prompts import Prompt, Vocabulary
 from kvsim.engines.live.traffic import Exchange
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import InMemoryRequests
-from workloads import Request, Workload
+from workloads import Workload
+from workloads.request import conversations
 
 _KEPT = ("id_slot", "truncated", "stop_type", "tokens_cached", "tokens_evaluated", "tokens_predicted")
 _KEPT_TIMINGS = ("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms")
@@ -136,7 +137,7 @@ def remaining(workload: Workload, done: Collection[int]) -> InMemoryRequests:
 
     ``done``: requests that need not be sent again.
     """
-    groups = [group for group in _groups(workload) if any(request.id not in done for request in group)]
+    groups = [group for group in conversations(workload) if any(request.id not in done for request in group)]
     first_s = groups[0][0].arrival_s if groups else 0.0
     return InMemoryRequests(
         tuple(r._replace(arrival_s=max(r.arrival_s - first_s, 0.0)) for group in groups for r in group),
@@ -167,18 +168,6 @@ def kept_result(result: dict[str, Any]) -> dict[str, Any]:
     """What is kept of llama-server's last message: without texts and settings."""
     told = {**result, **result.get("timings", {})}
     return {key: told[key] for key in (*_KEPT, *_KEPT_TIMINGS) if key in told}
-
-
-def _groups(workload: Workload) -> Iterator[list[Request]]:
-    """Sessions, and single requests."""
-    group: list[Request] = []
-    for request in workload:
-        if group and (request.session is None or request.session != group[0].session):
-            yield group
-            group = []
-        group.append(request)
-    if group:
-        yield group
 
 
 def _later(exchange: Exchange, by_s: float) -> Exchange:

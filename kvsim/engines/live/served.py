@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
+from kvsim.advice.memory.command_line import engine_flags, llamacpp_keys, whole
 from kvsim.engines.live.address import Address, address_of
 from kvsim.engines.live.settings import ServerSettings, ask_settings
 from kvsim.engines.live.started_with import shares_cache
-from kvsim.engines.recordings.server_flags import flag_value, model_of_file, scenario_of
 from kvsim.errors import UserError, counted
 from kvsim.model.engine_shapes import gguf_path
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import memory_shape
+from kvsim.model.recorded_names import model_of_file
 from kvsim.scenario.scenario import Scenario, load_scenario
 
-_OFF = ("off", "0", "false", "disabled")
 _VLLM_SEQUENCES = 256
 """Requests at the same time where vLLM is not told how many, and its memory is not known."""
 _DTYPES = {"float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "f16"}
@@ -33,6 +34,14 @@ class Served:
     threads: int
     assumed: tuple[str, ...]
     """What neither the server nor its flags say, one line each."""
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """How the server is set, as changes for ``load_scenario``."""
+        table = self.scenario.model_dump(include={"server", "cache"}, exclude_unset=True)
+        keys = {f"{section}__{key}": value for section, part in table.items() for key, value in part.items()}
+        # A scenario that is changed may say otherwise.
+        return {**keys, "server__scheduler": self.scenario.server.scheduler}
 
 
 @dataclass(frozen=True)
@@ -54,13 +63,25 @@ class LiveServer:
         """The model's name in scenarios."""
         return self.served.scenario.model.name
 
+    @property
+    def served_as(self) -> tuple[str, ...]:
+        """What the server calls the model: its file or folder, and the name that it answers to, each without a path."""
+        names = [name for name in (self.settings.model_file, self.settings.model) if name]
+        return tuple(dict.fromkeys(PurePath(name).name for name in names))
+
 
 def find_server(
-    url: str, *, model: str | None = None, flags: str = "", key: str | None = None, allow_remote: bool = False
+    url: str,
+    *,
+    model: str | None = None,
+    flags: str = "",
+    key: str | None = None,
+    allow_remote: bool = False,
+    within_s: float = 60.0,
 ) -> LiveServer:
     """Ask a server what it is. ``model``, ``flags`` as for ``served``. Raises ``UserError``."""
     address = address_of(url, allow_remote=allow_remote)
-    settings = ask_settings(address, key=key)
+    settings = ask_settings(address, key=key, within_s=within_s)
     return LiveServer(address, settings, served(address, settings, model, flags), key)
 
 
@@ -75,17 +96,33 @@ def served(address: Address, settings: ServerSettings, model: str | None, flags:
     except ValueError as e:
         raise UserError(f"--flags {flags!r:.80}: {e}") from None
     name = model_of(address, settings, model)
-    build = _llama_server if settings.api == "llama-server" else _vllm
+    is_llama = settings.api == "llama-server"
+    given = _given(address, settings, engine_flags("llamacpp" if is_llama else "vllm", typed)[0])
     try:
-        found = build(settings, typed, name)
+        found = (_llama_server if is_llama else _vllm)(settings, given, name)
     except ValueError as e:
         raise UserError(f"{address}: {e}") from None
-    threads = _number(typed, "-t", "--threads")
-    if threads is not None:
+    if (threads := whole(given, "--threads", 0)) > 0:
         return replace(found, threads=threads)
     threads = os.cpu_count() or 1
-    told = f"{counted(threads, 'thread')}, as many as this machine has cores (no --threads in --flags)"
+    told = f"{counted(threads, 'thread')}, as many as this machine has cores ({_unsaid(settings, '--threads')})"
     return Served(found.scenario, threads, (*found.assumed, told))
+
+
+def _given(address: Address, settings: ServerSettings, typed: Mapping[str, str]) -> Mapping[str, str]:
+    """The flags of a server's command line, and those of ``--flags``. Raises ``UserError`` if these contradict."""
+    if settings.started is None:
+        return typed
+    for flag, value in typed.items():
+        if settings.started.flags.get(flag, value) != value:
+            raise UserError(f"--flags says {flag} {value}, but of {address} {settings.started}")
+    return {**settings.started.flags, **typed}
+
+
+def _unsaid(settings: ServerSettings, *flags: str) -> str:
+    """The end of a line about flags whose values nothing says."""
+    where = "in --flags" if settings.started is None else "on its command line"
+    return f"no {', '.join(flags)} {where}"
 
 
 def model_of(address: Address, settings: ServerSettings, model: str | None) -> str:
@@ -99,8 +136,8 @@ def model_of(address: Address, settings: ServerSettings, model: str | None) -> s
     file = settings.model_file
     if file is not None:
         path = Path(file)
-        if path.suffix == ".gguf" and path.is_absolute() and path.is_file():
-            return "smollm2" if _is_smollm2(path) else str(path)
+        if path.suffix == ".gguf" and path.is_file():  # Whatever model is called like it.
+            return "smollm2" if _is_smollm2(path) else str(path.absolute())
         if path.is_absolute() and (path / "config.json").is_file():
             return str(path / "config.json")
     for title in (file, settings.model):
@@ -120,50 +157,48 @@ def _is_smollm2(path: Path) -> bool:
     return own is not None and own.samefile(path)
 
 
-def _llama_server(settings: ServerSettings, flags: Sequence[str], model: str) -> Served:
-    """The scenario of a llama-server. Raises ``UserError`` where the flags are not its own."""
+def _llama_server(settings: ServerSettings, given: Mapping[str, str], model: str) -> Served:
+    """The scenario of a llama-server; what its command line leaves out is as by default, not assumed. Raises
+    ``UserError`` where the flags are not its own.
+    """
     slots, context = settings.slots or 1, settings.context
     if context is None:
         raise UserError("it does not say how long its context is")
-    typed, assumed = _number(flags, "-np", "--parallel"), []
-    if typed is not None and typed > 0 and typed != slots:
+    assumed = []
+    typed = whole(given, "--parallel", 0)
+    if typed > 0 and typed != slots:
         raise UserError(f"--flags says {counted(typed, 'slot')} (--parallel), but the server has {slots}")
-    unified = shares_cache(settings, flags)
-    if not unified and (typed is None or typed < 1):
+    unified = shares_cache(settings, given)
+    known = settings.started is not None
+    if not known and not unified and typed < 1:
         assumed.append("a cache for each slot (no --parallel in --flags)")
-    elif unified and not any(flag in flags for flag in ("-kvu", "--kv-unified")):
+    elif not known and unified and "--kv-unified" not in given:
         assumed.append("one cache for all slots (no --parallel in --flags)")
-    cells = _number(flags, "-c", "--ctx-size") or (context if unified else slots * context)
-    own = [*flags, "-np", str(slots), "-c", str(cells), "-kvu" if unified else "-no-kvu"]
-    scenario, _ = scenario_of({"server": {"n_ctx": cells}, "flags": own})
-    off = (flag_value(flags, "-fa", "--flash-attn") or "").lower() in _OFF
-    keys: dict[str, Any] = {"model__name": model, "server__slot_context": context}
-    if off:
-        keys["cache__kernel"] = "masked"
-    elif flag_value(flags, "-fa", "--flash-attn") is None:
-        assumed.append("flash attention (no --flash-attn in --flags)")
-    scenario = load_scenario(scenario, **keys)
-    if flag_value(flags, "-ctk", "--cache-type-k") is None or flag_value(flags, "-ctv", "--cache-type-v") is None:
+    cells = whole(given, "--ctx-size", 0) or (context if unified else slots * context)
+    if "--flash-attn" not in given:
+        assumed.append(f"flash attention ({_unsaid(settings, '--flash-attn')})")
+    keys = llamacpp_keys({**given, "--parallel": str(slots), "--ctx-size": str(cells)})
+    table = {"cache": {"type_k": "f16", "type_v": "f16"}, "model": {"name": model}}
+    scenario = load_scenario(table, **keys | {"cache__unified": unified, "server__slot_context": context})
+    if not known and not {"--cache-type-k", "--cache-type-v"} <= given.keys():
         kept = scenario.cache
         assumed.append(f"K in {kept.type_k}, V in {kept.type_v} (no --cache-type-k, --cache-type-v in --flags)")
-    if _number(flags, "-b", "--batch-size") is None or _number(flags, "-ub", "--ubatch-size") is None:
+    if not known and not {"--batch-size", "--ubatch-size"} <= given.keys():
         assumed.append(f"batch {scenario.n_batch:,}/{scenario.n_ubatch:,} (no --batch-size, --ubatch-size in --flags)")
     return Served(scenario, 1, tuple(assumed))
 
 
-def _vllm(settings: ServerSettings, flags: Sequence[str], model: str) -> Served:
+def _vllm(settings: ServerSettings, given: Mapping[str, str], model: str) -> Served:
     """The scenario of a vLLM, or of another server that is taken for one."""
     assumed, usual = [], PRESENT["vLLM"]
     if not settings.is_vllm:
         assumed.append(f"batches as vLLM composes them: what {settings.engine} does is not known here")
-    slots = _number(flags, "--max-num-seqs")
-    if slots is None:
-        slots = _VLLM_SEQUENCES
-        assumed.append(f"at most {counted(slots, 'request')} at once (no --max-num-seqs in --flags)")
-    batch = _number(flags, "--max-num-batched-tokens")
-    if batch is None:
-        batch = usual.n_batch
-        assumed.append(f"at most {counted(batch, 'token')} in a step (no --max-num-batched-tokens in --flags)")
+    slots = whole(given, "--max-num-seqs", _VLLM_SEQUENCES)
+    if "--max-num-seqs" not in given:
+        assumed.append(f"at most {counted(slots, 'request')} at once ({_unsaid(settings, '--max-num-seqs')})")
+    batch = whole(given, "--max-num-batched-tokens", usual.n_batch)
+    if "--max-num-batched-tokens" not in given:
+        assumed.append(f"at most {counted(batch, 'token')} in a step ({_unsaid(settings, '--max-num-batched-tokens')})")
     context = settings.context or memory_shape(model).context
     if context is None:
         raise UserError("neither the server nor its model says how long a sequence may be")
@@ -172,9 +207,9 @@ def _vllm(settings: ServerSettings, flags: Sequence[str], model: str) -> Served:
     if blocks is None:
         blocks = -(-context // size) * min(slots, 8)
         assumed.append(f"{counted(blocks, 'block')} of {counted(size, 'token')} (no metrics of its cache)")
-    dtype = flag_value(flags, "--dtype")
+    dtype = given.get("--dtype")
     if dtype is None:
-        assumed.append("K and V in 16 bits (no --dtype in --flags)")
+        assumed.append(f"K and V in 16 bits ({_unsaid(settings, '--dtype')})")
     kept = _DTYPES.get(dtype or "", "f16")
     table = {
         "model": {"name": model},
@@ -184,18 +219,6 @@ def _vllm(settings: ServerSettings, flags: Sequence[str], model: str) -> Served:
     return Served(load_scenario(table), 1, tuple(assumed))
 
 
-def _number(flags: Sequence[str], *names: str) -> int | None:
-    """The whole number behind the last of these flags; None if none is there. Raises ``UserError``."""
-    text = flag_value(flags, *names)
-    if text is None:
-        return None
-    if (number := _whole(text)) is None:
-        raise UserError(f"--flags: {names[-1]} {text!r:.40}: a whole number is expected")
-    return number
-
-
 def _whole(text: str | None) -> int | None:
-    try:
-        return None if text is None else int(text)
-    except ValueError:
-        return None
+    """A whole number that can be; None for all else."""
+    return int(text) if text is not None and re.fullmatch(r"[1-9]\d{0,8}", text, re.ASCII) else None

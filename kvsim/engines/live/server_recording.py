@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kvsim.engines.live.client import Client, ServerFault
-from kvsim.engines.live.prompts import Prompts, Vocabulary
+from kvsim.engines.live.bounded import ServerFault
+from kvsim.engines.live.client import Client
+from kvsim.engines.live.prompts import FIRST_MARK, Prompts, Vocabulary
 from kvsim.engines.live.recorded_lines import Record, latencies, llama_server_records, openai_records
 from kvsim.engines.live.recorded_meta import Asking, Run, llama_server_meta, openai_meta
 from kvsim.engines.live.recording_journal import Head, RecordingJournal, digest, done_requests, remaining
@@ -18,7 +19,7 @@ from kvsim.engines.live.settings import ServerSettings, ask_counters, ask_settin
 from kvsim.engines.live.started_with import about_server, flags_of_log, flags_of_server
 from kvsim.engines.live.traffic import Exchange, SendingStopped, send_traffic
 from kvsim.engines.live.vocabulary import find_vocabulary
-from kvsim.engines.recordings.llama_server_log import ServerLog, read_log
+from kvsim.engines.recordings.llama_server_log import ServerLog, last_mark, read_log
 from kvsim.engines.recordings.llama_server_replay import state_header
 from kvsim.engines.recordings.recording_files import check_target, write_recording
 from kvsim.engines.recordings.server_flags import scenario_of
@@ -31,6 +32,8 @@ Form = Literal["llama-server", "vllm"]
 
 _SLACK_TOKENS, _SLACK_SHARE = 8, 0.01
 """By how much counters may exceed what was asked before it is said that others ask too."""
+_CAUSES, _NAMED = 3, 5
+"""Causes of failures, and requests of each, that are named."""
 _LOG_WAITS_S = (0.3, 1.5)
 """Seconds in which a server writes the end of its log."""
 
@@ -49,6 +52,8 @@ class LiveRecording:
     failed: int
     """Requests among them that got no answer, or another one than they asked for."""
     first_failure: str | None
+    why_failed: str
+    """Which requests failed and why, in words."""
     steps: int | None
     """From the server's log; None without one."""
     text: bool
@@ -148,7 +153,9 @@ def _send(run: Run, progress: Callable[[float], None] | None) -> None:
     if not left.requests:
         return
     total, before_ours = run.workload.n_requests, len(journal.exchanges)
-    first_mark = (len(journal.parts) - 1) * total if asking.log is not None else None
+    first_mark = None
+    if asking.log is not None:  # Above those of earlier parts, and of earlier recordings of this server.
+        first_mark = max((len(journal.parts) - 1) * total, int(last_mark(asking.log) - FIRST_MARK) + 1)
     head = journal.head
     prompts = Prompts(head.seed, head.vocabulary, texts=head.texts, first_mark=first_mark)
     for exchange in journal.exchanges:
@@ -221,7 +228,8 @@ def _write(run: Run) -> LiveRecording:
         if run.asking.log is not None:
             steps = sum(record["type"] == "step" for record in records) or None
     else:
-        assumed = [] if run.asking.flags else ["flags: the server does not say them"]
+        known = run.asking.flags or settings.started
+        assumed = [] if known else ["flags: the server does not say them"]
         records = openai_records(exchanges, openai_meta(run, assumed))
     write_recording(run.path, records)
     failures = [exchange for exchange in exchanges if exchange.error is not None]
@@ -234,6 +242,7 @@ def _write(run: Run) -> LiveRecording:
         failed=len(failures),
         first_failure=f"request {failures[0].request.id}: {failures[0].error}" if failures else None,
         steps=steps,
+        why_failed=_why(failures),
         text=journal.head.vocabulary.is_text,
         latencies=latencies(exchanges),
         assumed=tuple(assumed),
@@ -243,6 +252,21 @@ def _write(run: Run) -> LiveRecording:
     )
 
 
+def _why(failures: Sequence[Exchange]) -> str:
+    """Which requests failed and why, the most frequent causes first."""
+    by_cause: dict[str, list[int]] = {}
+    for exchange in failures:
+        by_cause.setdefault(exchange.error or "", []).append(exchange.request.id)
+    causes = sorted(by_cause.items(), key=lambda each: -len(each[1]))
+    told = []
+    for cause, ids in causes[:_CAUSES]:
+        more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+        which = f"request{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids[:_NAMED]))}{more}"
+        told.append(f"{cause} ({which})")
+    rest = sum(len(ids) for _, ids in causes[_CAUSES:])
+    return "; ".join([*told, *([f"{rest} for other reasons"] if rest else [])])
+
+
 def _warnings(run: Run) -> list[str]:
     """What the user must know of how it went, one line each."""
     found = []
@@ -250,6 +274,9 @@ def _warnings(run: Run) -> list[str]:
     if first.answer.cached_tokens:
         known = f"its cache held {counted(first.answer.cached_tokens, 'token')} of the first prompt already"
         found.append(f"{run.asking.address}: {known}; start it anew, or take another --seed, for a run of its own")
+    if again := sum(exchange.answer.tries > 1 for exchange in run.journal.latest.values()):
+        sent = f"{counted(again, 'request')} sent again, as it asked for by Retry-After; times are of the last time"
+        found.append(f"{run.asking.address}: {sent}")
     if run.others is None:
         return found
     counted_now, ours = run.others["counted"], run.others["ours"]
@@ -288,7 +315,7 @@ def _as_llama_server(run: Run, exchanges: Sequence[Exchange]) -> tuple[list[Reco
 
 
 def _flags(given: tuple[str, ...] | None, found: tuple[list[str], str]) -> tuple[list[str], list[str]]:
-    return (list(given), []) if given is not None else (found[0], [found[1]])
+    return (list(given), []) if given is not None else (found[0], list(filter(None, [found[1]])))
 
 
 def _strangers(log: ServerLog, records: Sequence[Record]) -> list[str]:

@@ -1,25 +1,35 @@
-"""What a server says of itself: ``/props``, ``/v1/models``, ``/version`` and ``/metrics``."""
+"""What a server says of itself: ``/props``, ``/v1/models``, ``/version``, ``/metrics`` and ``/slots``."""
 
 from __future__ import annotations
 
-import json
-import re
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import httpx
 
 from kvsim.engines.live.address import Address
-from kvsim.engines.live.client import Api, ServerFault, about_key, http_options, unreachable
-
-_METRIC = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)\s*$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+from kvsim.engines.live.bounded import WITHIN_S, Deadline, Fetched, ServerFault, about_key, fetch, http_options
+from kvsim.engines.live.client import Api, Client
+from kvsim.engines.live.listening import Started, started_at
+from kvsim.engines.live.schema import (
+    ModelEntry,
+    Models,
+    Props,
+    SaidT,
+    Slot,
+    Version,
+    is_json,
+    metrics_of,
+    read_said,
+    total_of,
+)
 
 _COUNTED = {
     "llama-server": ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"),
     "vllm": ("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
 }
 """Metrics that count tokens: of prompts, as far as they were computed, and of answers."""
+_SERVING = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+"""Metrics that count requests that are there."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,8 @@ class ServerSettings:
     """Number of token ids."""
     cache: dict[str, str] = field(default_factory=dict)
     """vLLM: what it says of its cache, such as ``block_size`` and ``num_gpu_blocks``."""
+    started: Started | None = None
+    """Its command line, if it runs on this machine for this user."""
 
     @property
     def is_vllm(self) -> bool:
@@ -55,96 +67,129 @@ class Counters:
     prompt_tokens: int
     output_tokens: int
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompts and of answers."""
+        return self.prompt_tokens + self.output_tokens
 
-def ask_settings(address: Address, *, key: str | None = None, timeout_s: float = 10.0) -> ServerSettings:
-    """Ask a server what it is. Raises ``ServerFault``."""
-    with _http(address, key, timeout_s) as http:
-        props = _json(http, address, "/props")
-        models = _json(http, address, "/v1/models")
-        first = _first_model(models)
-        if isinstance(props, dict) and "default_generation_settings" in props:
-            return _llama_server(props, first)
+
+def ask_settings(
+    address: Address, *, key: str | None = None, timeout_s: float = WITHIN_S, within_s: float = 4 * WITHIN_S
+) -> ServerSettings:
+    """Ask a server what it is, and the system how it was started.
+
+    No page may take longer than ``timeout_s``, nor all of them than ``within_s``. Raises ``ServerFault``.
+    """
+    said = _asked(address, key, timeout_s, within_s)
+    started = started_at(address)
+    if started is None or (started.line.program == "llamacpp") is not (said.api == "llama-server"):
+        return said
+    file = said.model_file
+    if file is not None and started.folder is not None and (started.folder / file).exists():
+        file = str(started.folder / file)
+    return replace(said, started=started, model_file=file)
+
+
+def _asked(address: Address, key: str | None, timeout_s: float, within_s: float) -> ServerSettings:
+    """What a server says of itself. Raises ``ServerFault``."""
+    deadline = Deadline(within_s)
+    with httpx.Client(**http_options(address, key)) as http:
+
+        def page(path: str) -> Fetched:
+            return fetch(http, "GET", path, within_s=min(timeout_s, deadline.left_s))
+
+        props = _said(address, "/props", page("/props"), Props, key)
+        models = _said(address, "/v1/models", page("/v1/models"), Models, key)
+        first = models.data[0] if models is not None and models.data else None
+        if props is not None and props.default_generation_settings is not None:
+            return _llama_server(props, props.default_generation_settings.n_ctx, first)
         if first is None:
             raise ServerFault(f"{address}: neither llama-server's /props nor OpenAI's /v1/models is answered")
-        version = _json(http, address, "/version")
-        metrics = _text(http, address, "/metrics") or ""
-    vllm = first.get("owned_by") == "vllm" or "vllm:" in metrics
-    number = version.get("version", "") if isinstance(version, dict) else ""
+        version = _said(address, "/version", page("/version"), Version, key)
+        metrics = _text(address, page("/metrics"), key)
+    name = "vllm" if first.owned_by == "vllm" or "vllm:" in metrics else first.owned_by or "unknown"
     return ServerSettings(
         api="openai",
-        engine=f"{'vllm' if vllm else first.get('owned_by') or 'unknown'} {number}".strip(),
-        model=str(first.get("id")),
-        model_file=first.get("root"),
-        context=first.get("max_model_len"),
-        cache=_labels(metrics, "vllm:cache_config_info"),
+        engine=f"{name} {'' if version is None else version.version}".strip(),
+        model=first.id,
+        model_file=first.root,
+        context=first.max_model_len,
+        cache=next((labels for name, labels, _ in metrics_of(metrics) if name == "vllm:cache_config_info"), {}),
     )
 
 
-def ask_counters(address: Address, *, key: str | None = None, timeout_s: float = 10.0) -> Counters | None:
+def ask_counters(address: Address, *, key: str | None = None) -> Counters | None:
     """How many tokens a server has computed; None if it does not count them. Raises ``ServerFault``."""
-    with _http(address, key, timeout_s) as http:
-        said = _text(http, address, "/metrics")
-    values = {name: float(value) for name, _, value in _METRIC.findall(said or "")}
-    for prompt, output in _COUNTED.values():
-        if prompt in values and output in values:
-            return Counters(int(values[prompt]), int(values[output]))
+    with httpx.Client(**http_options(address, key)) as http:
+        return _counters(address, _text(address, fetch(http, "GET", "/metrics"), key))
+
+
+async def ask_counters_of(client: Client) -> Counters | None:
+    """As ``ask_counters``."""
+    return _counters(client.address, _text(client.address, await client.fetch("GET", "/metrics"), client.key))
+
+
+async def ask_serving(client: Client) -> int | None:
+    """How many requests a server serves or holds at the moment; None if it does not say. Raises ``ServerFault``."""
+    if client.api == "llama-server":
+        slots = _said(client.address, "/slots", await client.fetch("GET", "/slots"), list[Slot], client.key)
+        return None if slots is None else sum(slot.is_processing for slot in slots)
+    totals = _totals(client.address, _text(client.address, await client.fetch("GET", "/metrics"), client.key), _SERVING)
+    return round(sum(totals.values())) if totals else None
+
+
+def _counters(address: Address, metrics: str) -> Counters | None:
+    for names in _COUNTED.values():
+        totals = _totals(address, metrics, names)
+        if len(totals) == len(names):
+            return Counters(*(round(totals[name]) for name in names))
     return None
 
 
-def _llama_server(props: dict[str, Any], model: dict[str, Any] | None) -> ServerSettings:
-    meta = (model or {}).get("meta") or {}
+def _totals(address: Address, metrics: str, names: tuple[str, ...]) -> dict[str, float]:
+    """Metrics of these names, added up where there are several, as of several engines behind one server."""
+    totals = dict[str, float]()
+    try:
+        for name, _, value in metrics_of(metrics):
+            if name in names:
+                totals[name] = totals.get(name, 0.0) + total_of(name, value)
+    except ValueError as e:
+        raise ServerFault(f"{address}/metrics: {e}") from None
+    return totals
+
+
+def _llama_server(props: Props, context: int | None, model: ModelEntry | None) -> ServerSettings:
     return ServerSettings(
         api="llama-server",
-        engine=f"llama-server {props.get('build_info', '')}".strip(),
-        model=None if model is None else str(model.get("id")),
-        model_file=props.get("model_path"),
-        slots=props.get("total_slots"),
-        context=props["default_generation_settings"].get("n_ctx"),
-        vocabulary=meta.get("n_vocab"),
+        engine=f"llama-server {props.build_info}".strip(),
+        model=None if model is None else model.id,
+        model_file=props.model_path,
+        slots=props.total_slots,
+        context=context,
+        vocabulary=None if model is None or model.meta is None else model.meta.n_vocab,
     )
 
 
-def _http(address: Address, key: str | None, timeout_s: float) -> httpx.Client:
-    return httpx.Client(**http_options(address, key), timeout=timeout_s)
-
-
-def _get(http: httpx.Client, address: Address, path: str) -> httpx.Response | None:
-    """The answer; None if there is no such page. Raises ``ServerFault``."""
-    try:
-        response = http.get(path)
-    except httpx.TimeoutException:
-        raise ServerFault(f"{address}{path}: no answer within {http.timeout.read:g} s", gone=True) from None
-    except httpx.TransportError as e:
-        raise unreachable(address, e) from None
-    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise ServerFault(f"{address}: {about_key(http.headers, response.status_code)}")
-    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+def _content(address: Address, said: Fetched, key: str | None) -> bytes | None:
+    """What a page says; None if there is no such page. Raises ``ServerFault``."""
+    if said.status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise ServerFault(f"{address}: {about_key({} if key is None else {'Authorization': key}, said.status)}")
+    if said.status == httpx.codes.SERVICE_UNAVAILABLE:
         raise ServerFault(f"{address}: not ready (HTTP 503); is it still loading its model?")
-    return response if response.status_code == httpx.codes.OK else None
+    return said.content if said.status == httpx.codes.OK else None
 
 
-def _json(http: httpx.Client, address: Address, path: str) -> Any:
-    text = _text(http, address, path)
-    try:
-        return None if text is None else json.loads(text)
-    except ValueError:
+def _said(address: Address, path: str, said: Fetched, kind: type[SaidT], key: str | None) -> SaidT | None:
+    """What a page says in JSON; None if there is no such page. Raises ``ServerFault``."""
+    content = _content(address, said, key)
+    if content is None or not is_json(content):
         return None
+    try:
+        return read_said(kind, content)
+    except ValueError as e:
+        raise ServerFault(f"{address}{path}: {e}") from None
 
 
-def _text(http: httpx.Client, address: Address, path: str) -> str | None:
-    response = _get(http, address, path)
-    return None if response is None else response.text
-
-
-def _first_model(said: Any) -> dict[str, Any] | None:
-    models = said.get("data") if isinstance(said, dict) else None
-    first = models[0] if isinstance(models, list) and models else None
-    return first if isinstance(first, dict) else None
-
-
-def _labels(metrics: str, name: str) -> dict[str, str]:
-    """The labels of a metric; empty if it is not there."""
-    for found, labels, _ in _METRIC.findall(metrics):
-        if found == name:
-            return dict(_LABEL.findall(labels))
-    return {}
+def _text(address: Address, said: Fetched, key: str | None) -> str:
+    """What a page says; nothing if there is no such page. Raises ``ServerFault``."""
+    return (_content(address, said, key) or b"").decode("utf-8", "replace")

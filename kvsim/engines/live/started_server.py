@@ -16,11 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
-from urllib.parse import urlsplit
 
 from kvsim.advice.memory.engine_flags import Flags
 from kvsim.engines.live.address import Address, address_of, is_loopback
-from kvsim.engines.live.client import ServerFault
+from kvsim.engines.live.bounded import ServerFault
 from kvsim.engines.live.settings import ServerSettings, ask_settings
 from kvsim.errors import UserError
 
@@ -89,7 +88,7 @@ def read_command(text: str, url: str | None = None) -> ServerCommand:
         address = address_of(url, allow_remote=True)
     except UserError as e:
         raise UserError(f"--verify: {e}") from None
-    if not is_loopback(urlsplit(address.url).hostname or ""):
+    if not is_loopback(address.host):
         raise UserError(f"--verify: {address}: not an address of this machine, on which the server is started")
     return ServerCommand(tuple(words), address, engine)
 
@@ -107,15 +106,13 @@ def _option(words: Sequence[str], name: str) -> str | None:
 
 def check_free(address: Address) -> None:
     """Raise ``UserError`` if something listens at an address already, and would answer in the server's place."""
-    parts = urlsplit(address.url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    with suppress(OSError), socket.create_connection((parts.hostname, port), timeout=2):
+    with suppress(OSError), socket.create_connection((address.host, address.port), timeout=2):
         raise UserError(f"--verify: {address}: the port is in use; end what listens there, or give another by --port")
 
 
 @contextmanager
-def started(command: ServerCommand, flags: Flags, *, start_s: float = START_S) -> Iterator[ServerSettings]:
-    """What a server says of itself once it is ready; it is ended when the block is left, however that is.
+def started(command: ServerCommand, flags: Flags, *, start_s: float = START_S) -> Iterator[tuple[ServerSettings, int]]:
+    """What a server says of itself once it is ready, and its process; it is ended when the block is left, however.
 
     Raises ``UserError`` in one line if its port is in use, it cannot be started, ends by itself, or is not ready within
     ``start_s`` seconds.
@@ -131,7 +128,7 @@ def started(command: ServerCommand, flags: Flags, *, start_s: float = START_S) -
             raise UserError(f"--verify: {words[0]}: cannot be started: {e.strerror}") from None
         try:
             with _unless_told_to_end():
-                yield _ready(process, command.address, said, start_s)
+                yield _ready(process, command.address, said, start_s), process.pid
         except UserError:
             if how := _how_it_ended(process):
                 raise UserError(f"--verify: the server ended {how}{_last_line(said)}") from None
@@ -178,6 +175,11 @@ def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
     code = process.poll()
     if code is None:
         return ""
+    if code == -signal.SIGILL:
+        return (
+            "by an illegal instruction: it was compiled for another processor, or for instructions that this system "
+            "does not enable; compile llama.cpp with -DGGML_NATIVE=OFF"
+        )
     return f"with code {code}" if code >= 0 else f"by signal {-code}"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvsim.advice.memory.command_line import engine_flags, whole
 from kvsim.engines.live.settings import ServerSettings
-from kvsim.engines.recordings.server_flags import flag_value
 from kvsim.errors import counted
 from kvsim.scenario.server_defaults import AUTO_SLOTS
 
@@ -35,11 +35,13 @@ def flags_of_log(about: Mapping[str, Any]) -> tuple[list[str], str]:
 
 
 def flags_of_server(said: ServerSettings) -> tuple[list[str], str]:
-    """The flags that give what a server says over HTTP, and what had to be assumed."""
+    """The flags of a server's command line, else those that give what it says over HTTP, and what had to be assumed."""
+    if said.started is not None:
+        return said.started.words, ""
     if said.slots is None or said.context is None:
         return [], "flags as by default: the server says nothing of them"
     slots = f"{counted(said.slots, 'slot')} of {counted(said.context, 'token')}"
-    shared = shares_cache(said, ())
+    shared = shares_cache(said, {})
     kind = "one cache for all" if shared else "a cache that is divided"
     flags = ["-np", str(said.slots), "-c", str(said.context * (1 if shared else said.slots))]
     if shared:
@@ -47,22 +49,20 @@ def flags_of_server(said: ServerSettings) -> tuple[list[str], str]:
     return flags, f"{slots}, as the server says; {kind}, and all other flags as by default"
 
 
-def shares_cache(said: ServerSettings, flags: Sequence[str]) -> bool:
+def shares_cache(said: ServerSettings, typed: Mapping[str, str]) -> bool:
     """Whether all slots share one cache: by the flags, else if they are as many as llama-server makes by itself."""
-    if any(flag in flags for flag in ("-kvu", "--kv-unified")):
+    if "--kv-unified" in typed:
         return True
-    slots = flag_value(flags, "-np", "--parallel")
-    if any(flag in flags for flag in ("-no-kvu", "--no-kv-unified")) or (slots is not None and slots > "0"):
-        return False
-    return said.slots == AUTO_SLOTS
+    return "--no-kv-unified" not in typed and whole(typed, "--parallel", 0) < 1 and said.slots == AUTO_SLOTS
 
 
 def about_server(said: ServerSettings, flags: Sequence[str]) -> dict[str, Any]:
     """What a llama-server says of itself, by the names of its log."""
+    typed = engine_flags("llamacpp", flags)[0]
     about: dict[str, Any] = {"version": [f"build: {said.engine.removeprefix('llama-server').strip()}"]}
     if said.slots is not None and said.context is not None:
         about |= {
-            "n_ctx": said.context * (1 if shares_cache(said, flags) else said.slots),
+            "n_ctx": said.context * (1 if shares_cache(said, typed) else said.slots),
             "slots": said.slots,
             "n_ctx_slot": said.context,
         }

@@ -1,7 +1,8 @@
 """From the times at which tokens came to the steps of the server that made them.
 
 While some requests generate, each step of a server gives every one of them a token. What a client sees of a step is one
-token in each stream, at about the same time.
+token in each stream, at about the same time. Where the client or the server's front end waits for a processor, or an
+event has several tokens, the tokens of several steps come at once: only the last of them tells when its step ended.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from kvsim.costs.tables import FloatArray
 
 _NEAR = 0.5
 """Tokens that come within this share of a step's seconds belong to one step."""
+_AT_ONCE_S = 2e-4
+"""A token that comes so soon after another of its stream had waited to be read: no step is so short."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,13 @@ class CommonSteps:
     """Steps in a row, each of which gave every stream a token."""
 
     at_s: FloatArray
-    """When they ended: the median over the streams; shape (steps,)."""
+    """When they ended: the median over the streams, evenly spread over those that are ``late``; shape (steps,)."""
     first: tuple[int, ...]
     """For each stream, the number of its token in the first of them."""
     apart: NDArray[np.bool_]
     """Whether the tokens of a step came so far apart that it is not certain that they are of one; shape (steps,)."""
+    late: NDArray[np.bool_]
+    """Whether the tokens of a step came at once with those of the next; shape (steps,)."""
 
     @property
     def gaps_s(self) -> FloatArray:
@@ -53,11 +58,15 @@ def common_steps(
     first = tuple(_nearest(times, begin) for times in streams)
     steps = min(_nearest(times, until_s) + 1 - i for times, i in zip(streams, first, strict=True))
     if steps < 1:
-        return CommonSteps(np.zeros(0), first, np.zeros(0, dtype=bool))
-    table = np.array([times[i : i + steps] for times, i in zip(streams, first, strict=True)])
-    at = np.median(table, axis=0)
+        return CommonSteps(np.zeros(0), first, *np.zeros((2, 0), dtype=bool))
+    table = np.array([[*times, np.inf][i : i + steps + 1] for times, i in zip(streams, first, strict=True)])
+    late = np.median(np.diff(table), axis=0) < _AT_ONCE_S
+    table = table[:, :-1]
+    ends = np.flatnonzero(~late) if not late.all() else np.array([steps - 1])
+    at = np.interp(np.arange(steps), ends, np.median(table[:, ends], axis=0))
     gaps = np.concatenate([[np.inf], np.diff(at), [np.inf]])
-    return CommonSteps(at, first, np.ptp(table, axis=0) > _NEAR * np.minimum(gaps[1:], gaps[:-1]))
+    apart = ~late & (np.ptp(table, axis=0) > _NEAR * np.minimum(gaps[1:], gaps[:-1]))
+    return CommonSteps(at, first, apart, late)
 
 
 def _nearest(times: Sequence[float], at_s: float) -> int:

@@ -6,14 +6,19 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from kvsim.engines.live.client import Answer, Client, ServerFault
+from kvsim.engines.live.bounded import ServerFault
+from kvsim.engines.live.client import Answer, Client
 from kvsim.engines.live.prompts import Prompt, Prompts
 from kvsim.errors import UserError, counted
 from workloads import Request, Workload
+from workloads.request import conversations
 
 _IN_A_ROW = 3
 """Failures after which a server is given up: of the first requests for any reason, of later ones for its silence."""
+_TRIES, _LEAST_WAIT_S = 8, 0.05
+"""How often a request is sent that the server wants to be asked for again later, and how long it waits at least."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def send_traffic(
 
     async def run() -> None:
         async with opened, asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
-            _Sending(opened, prompts, note).begin(group, workload)
+            _Sending(opened, prompts, note, limit_s).begin(group, workload)
 
     try:
         asyncio.run(run())
@@ -98,9 +103,9 @@ def send_traffic(
 class _Sending:
     """A workload on its way."""
 
-    def __init__(self, client: Client, prompts: Prompts, on_end: OnEnd):
+    def __init__(self, client: Client, prompts: Prompts, on_end: OnEnd, limit_s: float):
         self._client, self._prompts, self._on_end = client, prompts, on_end
-        self._clock = time.monotonic()
+        self._clock, self._limit_s = time.monotonic(), limit_s
         self._answered = False
         self._row = 0
         """Failures since the last success."""
@@ -109,23 +114,17 @@ class _Sending:
 
     def begin(self, group: asyncio.TaskGroup, workload: Workload) -> None:
         """Start the clients: one for arrivals by the clock, or one for each user of a closed loop."""
-        requests = iter(workload)
+        talks = conversations(workload)
         if workload.users is None:
-            group.create_task(self._arrivals(group, requests))
+            group.create_task(self._arrivals(group, talks))
         else:
             for _ in range(workload.users):
-                group.create_task(self._user(requests, None, 0.0))
+                group.create_task(self._user(chain.from_iterable(talks), None, 0.0))
 
-    async def _arrivals(self, group: asyncio.TaskGroup, requests: Iterator[Request]) -> None:
+    async def _arrivals(self, group: asyncio.TaskGroup, talks: Iterator[list[Request]]) -> None:
         """Every request at its time; of a session the first turn, the others follow it."""
-        request = next(requests, None)
-        while request is not None:
-            await self._sleep_until(request.arrival_s)
-            first, request = request, next(requests, None)
-            later = []
-            while request is not None and first.session is not None and request.session == first.session:
-                later.append(request)
-                request = next(requests, None)
+        for first, *later in talks:
+            await self._sleep_until(first.arrival_s)
             group.create_task(self._talk(first, later))
 
     async def _talk(self, first: Request, later: Sequence[Request]) -> None:
@@ -148,7 +147,17 @@ class _Sending:
 
     async def _ask(self, request: Request, due_s: float, after: int | None) -> Exchange:
         prompt = self._prompts.of(request)
-        answer = await self._client.ask(prompt.completion_request(request), self._clock)
+        for tries in range(1, _TRIES + 1):
+            answer = await self._client.ask(prompt.completion_request(request), self._clock)
+            answer.tries, wait_s = tries, answer.retry_after_s
+            if wait_s is None or tries == _TRIES:
+                break
+            if answer.done_s + wait_s >= self._limit_s:
+                answer.error = (
+                    f"{answer.error}; it wants to be asked again in {wait_s:,.0f} s, after the end of --limit"
+                )
+                break
+            await asyncio.sleep(max(wait_s, _LEAST_WAIT_S))
         self._prompts.answered(request, answer)
         exchange = Exchange(request, prompt, answer, due_s, after)
         self._on_end(exchange)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kvsim.engines.live.client import Answer, Client, CompletionRequest, ServerFault
+from kvsim.engines.live.bounded import ServerFault
+from kvsim.engines.live.client import Answer, Client, CompletionRequest
 from kvsim.engines.live.prompts import WORDS, Vocabulary
 from kvsim.engines.live.settings import ServerSettings
 
@@ -66,9 +67,13 @@ def _declared(folder: str | None) -> int | None:
 
 async def _single_tokens(client: Client) -> tuple[int, ...]:
     """Words of one token each, for answers; none if the server does not say how it divides words."""
+    tried = WORDS[: 2 * _ANSWERS]
+    at_once = await client.tokenize("".join(tried)) or []
+    if len(at_once) == len(tried):  # Each is one, which saves asking for each.
+        return tuple(dict.fromkeys(at_once))[:_ANSWERS]
     found: list[int] = []
-    for word in WORDS[: 2 * _ANSWERS]:
-        tokens = await client.tokenize(word)
+    for word in tried:
+        tokens = await client.tokenize(word) if at_once else None
         if tokens is None or len(found) == _ANSWERS:
             break
         if len(tokens) == 1 and tokens[0] not in found:

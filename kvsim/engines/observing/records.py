@@ -35,24 +35,36 @@ class Counts:
 
 
 def record_of(watch: Watch, began: float, hashes: Hashes, counts: Counts, prompt: Prompt | None) -> dict[str, Any]:
-    """The line of a request. Times in it are seconds since ``began``."""
+    """The line of a request. Times in it are seconds since ``began``.
+
+    Only where they apply: ``cause`` of a failure, ``distorted`` by how many seconds the proxy was late while it ran,
+    ``missed`` how many bytes of its texts were not looked at, so that counts and hashes may lack them.
+    """
     answer = watch.reader.answer if watch.reader is not None else Answer()
-    return {
+    noted = watch.noted
+    said = {
         "kind": "request",
         "id": watch.id,
-        "arrival_s": round(watch.arrival - began, 6),
+        "arrival_s": round(noted.arrival - began, 6),
         "first_s": None if watch.first is None else round(watch.first - began, 6),
-        "last_s": round(watch.last - began, 6),
-        "status": watch.status,
-        "end": watch.end,
-        "path": watch.path,
-        "stream": (watch.reader is not None and watch.reader.stream) or (prompt is not None and prompt.stream),
+        "last_s": round(noted.last - began, 6),
+        "status": noted.status,
+        "end": noted.end,
+        "path": noted.path,
+        "stream": noted.stream or (prompt is not None and prompt.stream),
         **asdict(counts),
         "cached_tokens": answer.cached_tokens,
         "max_tokens": None if prompt is None else prompt.max_tokens,
         **asdict(hashes),
         "finish": answer.finish,
     }
+    more = {"cause": noted.cause, "distorted": round(noted.lag, 4), "missed": noted.missed}
+    return said | {key: value for key, value in more.items() if value}
+
+
+def amendment_of(watch: Watch, counts: Counts) -> dict[str, Any]:
+    """The line that gives a request of this run counts which were not known at its end."""
+    return {"kind": "counts", "id": watch.id, **asdict(counts)}
 
 
 def hash_texts(salt: bytes, prompt: Prompt, answer: Answer) -> Hashes:
@@ -92,7 +104,7 @@ def _prompt_tokens(
     if answer.prompt_tokens is not None:
         return answer.prompt_tokens, "server"
     if prompt is None:
-        return estimated(watch.body_bytes), "estimate"
+        return estimated(watch.noted.body_bytes), "estimate"
     if prompt.ids is not None:
         return len(prompt.ids), "tokenizer"
     if tokenizer is not None:
@@ -106,15 +118,18 @@ def _prompt_tokens(
 def _output_tokens(
     watch: Watch, prompt: Prompt | None, answer: Answer, tokenizer: Tokenizer | None
 ) -> tuple[int, Counted]:
+    noted = watch.noted
     if answer.output_tokens is not None:
         return answer.output_tokens, "server"
-    if not answer.bytes_of_text:
-        unread = watch.end != "failed" and watch.reader is not None and not answer.whole
-        return (estimated(watch.answer_bytes), "estimate") if unread else (0, "server")
+    if noted.missed or not answer.bytes_of_text:
+        unread = noted.missed or (watch.reader is not None and not answer.whole)
+        if noted.end == "failed" or not unread:
+            return 0, "server"
+        return noted.events or estimated(noted.answer_bytes), "estimate"
     all_text = answer.whole and len(answer.text) == answer.bytes_of_text
     if tokenizer is not None and all_text:
         model = None if prompt is None else prompt.model
         found = tokenizer.count(answer.text, model=model, answer=True)
         if found is not None:
             return found, "tokenizer"
-    return answer.text_events if watch.reader and watch.reader.stream else estimated(answer.bytes_of_text), "estimate"
+    return answer.text_events if noted.stream else estimated(answer.bytes_of_text), "estimate"

@@ -7,13 +7,14 @@ text, without what its template adds to each message.
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any, Literal
 
 import httpx
 
 from kvsim.engines.live.address import Address
-from kvsim.engines.live.client import http_options
+from kvsim.engines.live.bounded import ServerFault, fetch, http_options
 
 Counted = Literal["server", "tokenizer", "estimate"]
 """How tokens were counted, the surest first: by the server in its answer, by its tokenizer later, or by an estimate."""
@@ -21,8 +22,10 @@ COUNTED: tuple[Counted, ...] = ("server", "tokenizer", "estimate")
 
 _BYTES_PER_TOKEN = 4
 """About what English text has with today's vocabularies."""
-_TIMEOUT_S = 5.0
-_LONGEST_TEXT = 1 << 20
+_WITHIN_S = 5.0
+LONGEST_TEXT = 1 << 20
+"""Bytes of a text that a tokenizer is asked about."""
+_MOST_TOKENS = 10**9
 _PAUSE_S = 30.0
 """For how long a server that failed to count is not asked again."""
 
@@ -36,7 +39,7 @@ class Tokenizer:
     """The server's own count of a text's tokens, where it has one and wants no key. Not to be used by two threads."""
 
     def __init__(self, upstream: Address):
-        self._client = httpx.Client(**http_options(upstream), timeout=_TIMEOUT_S)
+        self._client = httpx.Client(**http_options(upstream))
         self._not_before = 0.0
 
     def count(
@@ -46,7 +49,7 @@ class Tokenizer:
 
         An ``answer`` has no tokens that mark a beginning.
         """
-        if len(text) > _LONGEST_TEXT or time.monotonic() < self._not_before:
+        if len(text) > LONGEST_TEXT or time.monotonic() < self._not_before:
             return None
         words = text.replace(b"\0", b"\n").decode("utf-8", "replace")
         asked: dict[str, Any] = {"content": words, "add_special": not answer, "add_special_tokens": not answer}
@@ -56,29 +59,29 @@ class Tokenizer:
             asked |= {"prompt": words}
         asked |= {"model": model} if model is not None else {}
         try:
-            told = self._client.post("/tokenize", json=asked)
-        except (httpx.HTTPError, ValueError):
+            told = fetch(self._client, "POST", "/tokenize", json=asked, within_s=_WITHIN_S)
+        except (ServerFault, ValueError):
             self._not_before = time.monotonic() + _PAUSE_S
             return None
-        if told.status_code != httpx.codes.OK:
-            refused = told.status_code in (401, 403, 404, 405, 501)  # There is none, or none without a key.
+        if told.status != httpx.codes.OK:
+            refused = told.status in (401, 403, 404, 405, 501)  # There is none, or none without a key.
             self._not_before = float("inf") if refused else time.monotonic() + _PAUSE_S
             return None
-        return _count_in(told)
+        return _count_in(told.content)
 
     def close(self) -> None:
         """Close connections."""
         self._client.close()
 
 
-def _count_in(answer: httpx.Response) -> int | None:
+def _count_in(answer: bytes) -> int | None:
     try:
-        told = answer.json()
-    except ValueError:
+        told = json.loads(answer)
+    except (ValueError, RecursionError):
         return None
     if not isinstance(told, dict):
         return None
     count, tokens = told.get("count"), told.get("tokens")
-    if isinstance(count, int) and not isinstance(count, bool):
+    if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= _MOST_TOKENS:
         return count
     return len(tokens) if isinstance(tokens, list) else None

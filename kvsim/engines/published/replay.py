@@ -15,7 +15,8 @@ from kvsim.experiments.workers import map_unordered
 from kvsim.simulation.arrivals import send
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, cost_model, drive, profile_of
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy, cost_model, profile_of
 from workloads import WorkloadError
 
 

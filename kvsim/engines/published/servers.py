@@ -35,6 +35,8 @@ _MOST_CELLS = 2**24
 """Cells that a scenario can have."""
 _OWN = {"gpt-oss-120b": "nvfp4", "kimi-k2.5": "int4_wo", "minimax-m2.5": "fp8"}
 """Models whose own type of weights is what the file calls so."""
+_IN_BLOCKS = ("qwen3-235b-a22b",)
+"""Models that are published in blocks of fp8 where the file says fp8 (``weight_block_size`` in their config.json)."""
 
 
 class ServerFlags(BaseModel):
@@ -130,6 +132,7 @@ def scenario_of(point: Point, flags: ServerFlags) -> tuple[Scenario, int]:
     if point.weights not in _WEIGHTS:
         raise UserError(f"weights in {point.weights!r:.40} are not known here")
     weights = None if _OWN.get(point.model) == point.weights else _WEIGHTS[point.weights]
+    weights = "fp8_block" if weights == "fp8" and point.model in _IN_BLOCKS else weights
     usual_tokens, usual_sequences = serve_defaults(device.memory_bytes, device.name)
     sequences = point.concurrency if flags.sequences == "concurrency" else flags.sequences or usual_sequences
     said = flags.tokens or usual_tokens

@@ -12,6 +12,7 @@ from kvsim.engines.recordings.llama_server_replay import LlamaServerReplay
 from kvsim.engines.recordings.llamacpp_replay import LlamaCppReplay
 from kvsim.engines.recordings.recording_files import NOT_A_RECORD, Record, read_lines
 from kvsim.engines.recordings.replay import Replay, State
+from kvsim.engines.recordings.router_replay import RouterReplay
 from kvsim.engines.recordings.vllm_manager import ManagerReplay
 from kvsim.engines.recordings.vllm_scheduler import SchedulerReplay, ServerReplay
 from kvsim.errors import UserError
@@ -116,5 +117,6 @@ ENGINES: dict[str, Callable[[str | Path], Agreement]] = {
     "llamacpp": partial(conform, LlamaCppReplay),
     "llama-server": partial(conform, LlamaServerReplay),
     "vllm": partial(conform, _vllm_replay),
+    "router": partial(conform, RouterReplay),
 }
 """By engine: functions that replay a recording and compare. They raise ``UserError`` if a file is no such recording."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvsim.engines.recordings.latencies import MEASURES, STATISTICS, statistic_of
+from kvsim.engines.recordings.latencies import MEASURES, STATISTICS, passes_by_server, statistic_of
 from kvsim.engines.recordings.recorded_server import RecordedServer
 from kvsim.engines.recordings.spread import Spread
 from kvsim.simulation.result import Result
@@ -77,10 +77,12 @@ def with_bounds(table: pd.DataFrame, spread: Spread | None, *, verdict: bool) ->
 def load_table(recording: RecordedServer, result: Result) -> pd.DataFrame:
     """``ServerRun.load``: the simulated server at the times at which the recorded one was looked at."""
     at = np.array([second.t for second in recording.seconds], dtype=np.float64)
-    start = result.passes["start_s"].to_numpy()
-    end = start + result.passes["seconds"].to_numpy()
-    current = np.searchsorted(start, at, side="right") - 1
-    running = np.where((current >= 0) & (at < end[current]), result.passes["chunks"].to_numpy()[current], 0)
+    running = np.zeros(len(at), dtype=int)
+    for _, passes in passes_by_server(result):
+        start = passes["start_s"].to_numpy()
+        end = start + passes["seconds"].to_numpy()
+        current = np.searchsorted(start, at, side="right") - 1
+        running += np.where((current >= 0) & (at < end[current]), passes["chunks"].to_numpy()[current], 0)
     arrived, ended = (
         np.searchsorted(np.sort(result.requests[column].to_numpy()), at, side="right")
         for column in ("arrival_s", "finished_s")

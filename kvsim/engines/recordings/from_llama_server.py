@@ -26,7 +26,7 @@ from kvsim.engines.recordings.steps import (
     since_last,
 )
 from kvsim.experiments.traffic import InMemoryRequests
-from kvsim.simulation.run import build_policy
+from kvsim.simulation.set_up import build_policy
 from workloads import Request
 from workloads.traces.recorded import AskedRequest
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from kvsim.advice.memory.command_line import engine_flags, whole
 from kvsim.engines.recordings.recorded_server import ServedRequest, ServerMeta, ServerSecond
 from kvsim.engines.recordings.recording_files import Record, whole_number
 from kvsim.engines.recordings.seen_steps import SeenRequest, seen_steps
-from kvsim.engines.recordings.server_flags import flag_value
 from kvsim.engines.recordings.steps import (
     LONGEST_S,
     FrontEnd,
@@ -31,7 +31,7 @@ from kvsim.errors import counted
 from kvsim.experiments.traffic import InMemoryRequests
 from kvsim.model.engine_versions import PRESENT
 from kvsim.scenario.scenario import Scenario
-from kvsim.simulation.run import build_policy
+from kvsim.simulation.set_up import build_policy
 from workloads import Request, Segment
 from workloads.request import answer_of
 from workloads.traces.recorded import AskedRequest
@@ -131,30 +131,30 @@ def completed(header: Record) -> tuple[Record, tuple[str, ...]]:
 
     A server that is asked over HTTP says little of its settings; what it was started with may be in ``flags``.
     """
-    flags = [str(flag) for flag in header.get("flags", ())]
+    typed = [str(flag) for flag in header.get("flags", ())]
+    flags, _, _ = engine_flags("vllm", typed)
     engine, usual, assumed = dict(header["engine"]), PRESENT["vLLM"], []
 
     def fill(key: str, flag: str, otherwise: int, what: str) -> None:
         if engine.get(key) is not None:
             return
-        given = flag_value(flags, flag)
-        engine[key] = otherwise if given is None else int(given)
-        if given is None:
+        engine[key] = whole(flags, flag, otherwise)
+        if flag not in flags:
             assumed.append(f"{counted(otherwise, what)} ({flag} is not known)")
 
     fill("max_model_len", "--max-model-len", 8192, "token")
     fill("max_num_seqs", "--max-num-seqs", _SEQUENCES, "sequence")
     fill("max_num_batched_tokens", "--max-num-batched-tokens", usual.n_batch, "token")
     fill("block_size", "--block-size", usual.block_size, "token")
-    whole = -(-engine["max_model_len"] // engine["block_size"])
-    fill("num_blocks", "--num-gpu-blocks-override", whole * min(engine["max_num_seqs"], 8), "block")
+    longest = -(-engine["max_model_len"] // engine["block_size"])
+    fill("num_blocks", "--num-gpu-blocks-override", longest * min(engine["max_num_seqs"], 8), "block")
     if "prefix_caching" not in engine:
         engine["prefix_caching"] = "--no-enable-prefix-caching" not in flags
     version = str(header.get("vllm", ""))
     if "async_scheduling" not in engine and header.get("clock") == "client" and version:
         # On CPUs vLLM switches it off.
         usual_way = vllm_behaviour(version).async_scheduling and "+cpu" not in version
-        engine["async_scheduling"] = usual_way and "--no-async-scheduling" not in flags
+        engine["async_scheduling"] = usual_way and "--no-async-scheduling" not in typed
     return engine, tuple(assumed)
 
 

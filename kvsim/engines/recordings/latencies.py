@@ -14,7 +14,7 @@ from kvsim.simulation.result import Result
 
 MEASURES = ("ttft_s", "tpot_s", "e2e_s")
 """Latencies that are compared. ``tpot_s``: seconds per token after the first."""
-STATISTICS = {"mean": None, "p50": 0.5, "p90": 0.9, "p99": 0.99}
+STATISTICS = {"mean": None, "p50": 0.5, "p95": 0.95, "p99": 0.99}
 """Statistics of each latency; quantiles are interpolated."""
 _UNQUEUED = 0.125
 """The quantile of TTFT by which it is told what of a client's times is not the engine's: the median of a quarter."""
@@ -46,9 +46,11 @@ def predicted_latencies(recording: RecordedServer, result: Result, around_s: Flo
     ``around_s``: what lies between client and server, for each row of ``result.requests``.
     """
     rows = result.requests
-    arrival: FloatArray = rows["arrival_s"].to_numpy()
+    arrival: FloatArray = rows["arrival_s"].to_numpy(dtype=float, copy=True)
     if recording.meta.clock == "engine":
-        arrival = taken_in(arrival, result.passes)
+        for server, passes in passes_by_server(result):
+            own = np.ones(len(rows), dtype=bool) if server is None else (rows["server"] == server).to_numpy()
+            arrival[own] = taken_in(arrival[own], passes)
     first, last = (rows[column].to_numpy(dtype=float) for column in ("first_token_s", "finished_s"))
     table = _latencies([recording.id_of(int(n)) for n in rows["id"]], arrival, first, last, rows["output_tokens"])
     table["ttft_s"] += around_s
@@ -60,6 +62,19 @@ def _latencies(ids: Sequence[str], sent: FloatArray, first: FloatArray, last: Fl
     further = np.asarray(n, dtype=float) - 1
     tpot = np.divide(last - first, further, out=np.full(len(sent), np.nan), where=further > 0)
     return pd.DataFrame(dict(zip(MEASURES, (first - sent, tpot, last - sent), strict=True)), index=list(ids))
+
+
+def passes_by_server(result: Result) -> list[tuple[int | None, pd.DataFrame]]:
+    """Each server of a cluster with its passes; None: the only one.
+
+    Passes of servers that step together begin at the same time, and end with the last of them.
+    """
+    passes = result.passes
+    if "server" not in passes:
+        return [(None, passes)]
+    if result.scenario.machine.expert_parallel > 1:
+        passes = passes.assign(seconds=passes.groupby("start_s")["seconds"].transform("max"))
+    return [(number, passes[passes["server"] == number]) for number in sorted(set(passes["server"].tolist()))]
 
 
 def taken_in(arrival: FloatArray, passes: pd.DataFrame) -> FloatArray:

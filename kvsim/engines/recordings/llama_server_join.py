@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,8 +84,18 @@ def recording(log: ServerLog, requests: Sequence[SentRequest], meta: Mapping[str
     offset = min(lags)  # What the quickest request took to get there is taken for nothing.
     said = {"server": {**meta.get("server", {}), **log.about}}
     records = recording_without_log(requests, {**meta, **said}, task_of)
-    records += [{**record, "t": round(record["t"] - offset, 6)} for record in log.records]
+    since = _begin(log, tasks, min(posts[task] for task in task_of.values()))
+    records += [{**record, "t": round(record["t"] - offset, 6)} for record in log.records if record["t"] >= since]
     return records
+
+
+def _begin(log: ServerLog, tasks: Sequence[_Task], first: float) -> float:
+    """From when on a log is of a run whose first request came at ``first``.
+
+    Where others came before it, such as those of an earlier run, that is since the server was last idle.
+    """
+    idle = [record["t"] for record in log.records if record.get("kind") == "idle" and record["t"] <= first]
+    return idle[-1] if idle and any(task.post < idle[-1] for task in tasks) else -math.inf
 
 
 def recording_without_log(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvsim.engines.recordings.recording_files import Record
-from kvsim.errors import UserError
+from kvsim.errors import LIMITS, UserError
 
 FLAGS = "--log-file FILE --log-timestamps --log-prefix -lv 5"
 """What llama-server must be started with."""
@@ -291,6 +291,11 @@ class _Steps:
         return None
 
 
+def last_mark(path: Path) -> float:
+    """The highest mark of a request in a log; 0 if there is none."""
+    return max((float(found[1]) for found in _MARK.finditer(path.read_text("utf-8", "replace"))), default=0.0)
+
+
 def read_log(path: str | Path) -> ServerLog:
     """Read a log of one run of llama-server.
 
@@ -363,7 +368,7 @@ def _record(source: Path, line: _Line, steps: _Steps) -> Record | None:
     found = {key: _value(text) for key, text in hit.groupdict().items() if key not in _NOT_KEPT}
     slot, task = (int(speaker[2]), int(speaker[3])) if speaker[2] else (-1, -1)
     if kind == "draft":
-        raise UserError(f"{source}: shows speculative decoding, which is not replayed")
+        raise UserError(f"{source}: shows speculative decoding, which is not replayed{LIMITS}")
     if kind in _MARK_KINDS:
         return steps.mark(line, kind, slot, task, found)
     record: Record = {"type": "event", "t": line.t, "kind": kind}

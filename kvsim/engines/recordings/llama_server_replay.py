@@ -13,9 +13,9 @@ from kvsim.engines.recordings.server_flags import scenario_of
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy
 from kvsim.simulation.schedulers.host_prompt_cache import MIB, STATE_HEADER, StateSize
 from kvsim.simulation.schedulers.llama_server import LlamaServer
+from kvsim.simulation.set_up import build_policy
 from policies import Chunk, Content, OutOfCells
 from workloads import Request
 

@@ -17,11 +17,15 @@ from kvsim.engines.recordings.steps import FrontEnd, SteppedServer
 from kvsim.engines.recordings.vllm_scenario import replay_scenario
 from kvsim.errors import counted
 from kvsim.scenario.scenario import Scenario
+from kvsim.simulation.arrivals import Clients, send
 from kvsim.simulation.backend import Backend, SimulatedBackend
+from kvsim.simulation.cluster.run import run_cluster
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.request_log import Progress
 from kvsim.simulation.result import Result
-from kvsim.simulation.run import build_policy, drive
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy
+from workloads import Workload
 
 _IN_RANGE = 2.0
 """How many times as large as what a profile was measured on a step may be for a verdict on its prediction."""
@@ -45,6 +49,8 @@ class Prediction:
     warnings: tuple[str, ...]
     in_range: bool
     """Whether each step is known, and the profile was measured on steps about as large."""
+    slowdown: float | None = None
+    """See ``run_pace.StepTimes``; None if too few steps were seen."""
     steps: pd.DataFrame = field(default_factory=pd.DataFrame)
     """See ``run_pace.step_errors``; empty if no steps were recorded."""
     by_step: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -56,9 +62,12 @@ def predict(recording: RecordedServer, profile: Profile, name: str | None, progr
     if isinstance(recording, SteppedServer):
         return _predict_steps(recording, profile, progress)
     costs, (scenario, assumed) = CostModel(profile), replay_scenario(recording, profile, name)
-    policy = build_policy(scenario, None, costs)
-    backend = SimulatedBackend(costs, policy.kernel, policy.groups)
-    result, _ = drive(scenario, policy, backend, Recorder(progress), profile)
+    if scenario.cluster.size > 1:
+        result = run_cluster(scenario, progress=progress, detail="tables", profile=profile)
+    else:
+        policy = build_policy(scenario, None, costs)
+        backend = SimulatedBackend(costs, policy.kernel, policy.groups)
+        result, _ = drive(scenario, policy, backend, Recorder(progress), profile)
     requests = _side_by_side(recording, predicted=predicted_latencies(recording, result))
     network_s = None
     if recording.meta.clock == "client":
@@ -67,7 +76,7 @@ def predict(recording: RecordedServer, profile: Profile, name: str | None, progr
             requests[f"predicted_{measure}"] += network_s
     failed = result.summary["failed"]
     what = f"{failed} of {len(requests)} requests" if failed else None
-    warnings = _warnings(recording, what, costs)
+    warnings = (*_warnings(recording, what, costs), *(result.warnings if scenario.cluster.size > 1 else ()))
     return Prediction(scenario, result, requests, network_s or 0.0, network_s, assumed, warnings, in_range=False)
 
 
@@ -78,10 +87,12 @@ def _predict_steps(recording: SteppedServer, profile: Profile, progress: Progres
         half = profile.front_end_s.value / 2
         clients = replace(clients, front_end=FrontEnd(half, half))
         recording = replace(recording, clients=clients)
-    times = step_times(recording, costs) if recording.steps else None
+    times = step_times(recording.steps, recording.kernel, costs) if recording.steps else None
     pace = RunPace(times) if times is not None and int((times.fitting & ~times.mixed).sum()) > 1 else None
-    unpaced = _simulate(recording, costs)
-    result = unpaced if pace is None else _simulate(recording, costs, pace, progress)
+    unpaced = simulate(recording.scenario, costs, recording.workload, clients)
+    result = unpaced
+    if pace is not None:
+        result = simulate(recording.scenario, costs, recording.workload, clients, pace, progress)
 
     def predicted(result: Result) -> pd.DataFrame:
         there = np.array([clients.there(int(number)) for number in result.requests["id"]])
@@ -100,23 +111,27 @@ def _predict_steps(recording: SteppedServer, profile: Profile, progress: Progres
         _warnings(recording, what, costs),
         in_range=costs.most_tokens <= _IN_RANGE * profile.tokens.high
         and costs.most_cells <= _IN_RANGE * profile.cells.high,
+        slowdown=None if times is None else times.slowdown,
         steps=pd.DataFrame() if times is None else step_errors(times, pace),
         by_step=pd.DataFrame() if times is None or pace is None else step_table(times, pace),
     )
 
 
-def _simulate(
-    recording: SteppedServer, costs: CostModel, pace: RunPace | None = None, progress: Progress | None = None
+def simulate(
+    scenario: Scenario,
+    costs: CostModel,
+    workload: Workload,
+    clients: Clients = send,
+    pace: RunPace | float | None = None,
+    progress: Progress | None = None,
 ) -> Result:
-    """Simulate the requests of a recording with its clients."""
-    policy, env = build_policy(recording.scenario), simpy.Environment()
+    """Simulate a server with these requests; ``pace``: that of its machine, by default the profile's own."""
+    policy, env = build_policy(scenario), simpy.Environment()
     backend: Backend = SimulatedBackend(costs, policy.kernel, policy.groups)
     if pace is not None:
         backend = PacedServer(backend, pace, lambda: float(env.now))
-    asked, clients = recording.workload, recording.clients
-    return drive(
-        recording.scenario, policy, backend, Recorder(progress), None, workload=asked, clients=clients, env=env
-    )[0]
+    recorder = Recorder(progress)
+    return drive(scenario, policy, backend, recorder, None, workload=workload, clients=clients, env=env)[0]
 
 
 def _warnings(recording: RecordedServer, failed: str | None, costs: CostModel) -> tuple[str, ...]:

@@ -15,10 +15,9 @@ from kvsim.calibration.server_fit import server_profile
 from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import recorded_device
 from kvsim.costs.load_profile import load_profile
-from kvsim.costs.pass_layout import Sample
+from kvsim.costs.pass_layout import LEAST_STEPS, Sample
 from kvsim.costs.profile import Coefficient, Profile, same_model
 from kvsim.costs.shipped import is_shipped
-from kvsim.costs.step_fit import LEAST_STEPS
 from kvsim.engines.recordings.recorded_server import RecordedServer
 from kvsim.engines.recordings.steps import SAMPLES_OF_ORIGIN, MeasuredStep, SteppedServer, fitting_half
 from kvsim.engines.recordings.vllm_scenario import vllm_behaviour
@@ -66,11 +65,14 @@ def profile_for(
 
 
 def is_of(profile: Profile, model: str, known: str | None) -> bool:
-    """Whether a profile is of a model: of the same file or, where a name is all there is, of that name.
+    """Whether a profile is of a model: of the same file or, where a name is all there is, of that name; or made of a
+    server that calls it so.
 
     ``model``: the file or name that a server or a recording says; ``known``: what it is called here, if it is known.
     """
     measured, recorded = file_name(profile.model), Path(model).name
+    if recorded and recorded in map(file_name, profile.served_as):
+        return True
     if measured.endswith(".gguf") and recorded.endswith(".gguf"):
         return measured == recorded
     return profile.model in (model, known)
@@ -89,11 +91,14 @@ def _of_same_device(given: ChosenProfile, recording: RecordedServer) -> ChosenPr
     if not same_model(profile.model, model):
         raise UserError(f"{recording.path}: no times for {model}: profile {profile.name} is of {profile.model}")
     if profile.device is not None:
-        recorded = recorded_device(meta.device).name, meta.tensor_parallel_size
-        measured = profile.device, profile.tensor_parallel
+        recorded = recorded_device(meta.device).name, meta.tensor_parallel_size, recording.expert_parallel
+        measured = profile.device, profile.tensor_parallel, profile.expert_parallel
         if recorded != measured:
-            of = f"{measured[1]} x {measured[0]}, not of {recorded[1]} x {recorded[0]}"
-            raise UserError(f"{recording.path}: profile {profile.name} is of {of}")
+            of, not_of = (
+                f"{tp} x {device}" + (f", the experts divided over {ep}" if ep > 1 else "")
+                for device, tp, ep in (measured, recorded)
+            )
+            raise UserError(f"{recording.path}: profile {profile.name} is of {of}, not of {not_of}")
     return given
 
 
@@ -105,7 +110,9 @@ def _of_device(recording: RecordedServer) -> ChosenProfile:
         )
     try:
         device = recorded_device(meta.device)
-        name = find_profile(recorded_model(meta.model), device.name, tp=meta.tensor_parallel_size)
+        name = find_profile(
+            recorded_model(meta.model), device.name, tp=meta.tensor_parallel_size, ep=recording.expert_parallel
+        )
         return ChosenProfile(load_profile(name), name)
     except UserError as e:
         raise UserError(f"{recording.path}: {e}") from None

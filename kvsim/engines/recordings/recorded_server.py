@@ -42,6 +42,10 @@ class ServerMeta(BaseModel):
     dtype: str | None = None
     """The type of weights, K and V."""
     tensor_parallel_size: PositiveInt = 1
+    data_parallel_size: PositiveInt = 1
+    """Engines behind vLLM's own balancer; limits and blocks are of each."""
+    enable_expert_parallel: bool = False
+    """Whether these divide the experts."""
     block_size: PositiveInt = 16
     """Tokens in a block."""
     num_gpu_blocks: PositiveInt | None = None
@@ -100,6 +104,11 @@ class RecordedServer:
     def id_of(self, number: int) -> str:
         """The id of a request by its number in a simulation."""
         return self.requests[number].id
+
+    @property
+    def expert_parallel(self) -> int:
+        """Servers that divide the experts."""
+        return self.meta.data_parallel_size if self.meta.enable_expert_parallel else 1
 
     @property
     def preemptions(self) -> int | None:

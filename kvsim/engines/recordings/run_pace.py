@@ -17,13 +17,16 @@ from kvsim.calibration.pace import best_window, clipped, smoothed
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.tables import FloatArray
-from kvsim.engines.recordings.steps import MeasuredStep, SteppedServer, fitting_half
+from kvsim.engines.recordings.steps import MeasuredStep, fitting_half
 from kvsim.simulation.backend import Backend, DelegatingBackend
-from policies import Chunk, HostCopy, MicroBatch, Moves, Transfer
+from policies import Chunk, HostCopy, Kernel, MicroBatch, Moves, Transfer
 from policies.placement.rule import PassReads
 
 LEAST_WINDOW_S = 0.8
 """Standard deviation of the narrowest window: a pace is of many steps, not the accident of one."""
+
+_FEWEST_STEPS = 20
+"""Steps that tell how fast a server was."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,20 @@ class StepTimes:
     fitting: np.ndarray
     """Whether the pace may be fitted to a step; bool of shape (steps,)."""
 
+    @property
+    def slowdown(self) -> float | None:
+        """How many times as long all steps took together as the profile says; None of fewer than 20.
 
-def step_times(recording: SteppedServer, costs: CostModel) -> StepTimes:
-    """Price the recorded steps."""
-    price, steps = costs.pass_price(recording.kernel), recording.steps
+        Of their sums: a server that waits for a processor is as fast as ever in most steps, and far slower in some.
+        """
+        if len(self.measured_s) < _FEWEST_STEPS:
+            return None
+        return float(self.measured_s.sum() / self.predicted_s.sum())
+
+
+def step_times(steps: Sequence[MeasuredStep], kernel: Kernel, costs: CostModel) -> StepTimes:
+    """Price steps."""
+    price = costs.pass_price(kernel)
     front_end = costs.profile.front_end_s
     beside_s = 0.0 if front_end is None else front_end.value
     mixed = np.array([step.regime == "mixed" for step in steps], dtype=bool)
@@ -141,14 +154,16 @@ class PacedBackend(DelegatingBackend, ABC):
 
 
 class PacedServer(PacedBackend):
-    """Predictions at the pace that the machine of a recording had at the time."""
+    """Predictions at the pace that a machine had at the time."""
 
-    def __init__(self, inner: Backend, pace: RunPace, clock: Callable[[], float]):
-        """``clock``: seconds since the start of the recording."""
+    def __init__(self, inner: Backend, pace: RunPace | float, clock: Callable[[], float]):
+        """``pace``: by the time of ``clock``, in seconds since the start of the run, or the same all the time."""
         super().__init__(inner)
         self._pace, self._clock = pace, clock
 
     def _paced(self, batches: Sequence[MicroBatch], seconds: Sequence[float]) -> list[float]:
-        mixed = any(batch.n_tokens > len(batch.chunks) for batch in batches)
-        pace = float(self._pace.at([self._clock()], [mixed])[0])
+        pace = self._pace
+        if isinstance(pace, RunPace):
+            mixed = any(batch.n_tokens > len(batch.chunks) for batch in batches)
+            pace = float(pace.at([self._clock()], [mixed])[0])
         return [pace * each for each in seconds]

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from kvsim.calibration.llamacpp import SKIPPING
-from kvsim.costs.pass_layout import Sample, Work, regime_of, work_of
+from kvsim.costs.pass_layout import SKIPPING, Sample, Work, regime_of, work_of
 from kvsim.costs.profile import MachineInfo, Regime
 from kvsim.engines.recordings.recorded_server import RecordedServer
 from kvsim.engines.recordings.recording_files import Record
@@ -20,7 +19,7 @@ from kvsim.engines.recordings.replay import Replay
 from kvsim.experiments.traffic import InMemoryRequests
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.arrivals import Inbox, Process
-from kvsim.simulation.run import build_policy
+from kvsim.simulation.set_up import build_policy
 from policies import Kernel
 from workloads import Request, Workload
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -16,6 +16,7 @@ from policies import CacheConfig, Content
 from policies.content import Key
 from policies.layouts.paged import PagedPolicy
 from policies.paging.eviction import free_blocks
+from policies.paging.host_chunks import HostChunks, OffloadOrder
 
 UNBOUNDED = 1 << 30
 """Tokens or sequences, where a recording sets no limit."""
@@ -40,6 +41,8 @@ class VllmCache:
     watermark: float = 0.0
     window: int | None = None
     tail_only: bool = False
+    chunks: Record | None = None
+    """What host memory holds beside the steps, where there is any: ``offload`` of a recording's header."""
 
     @staticmethod
     def of(header: Record, max_tokens: int) -> VllmCache:
@@ -54,6 +57,7 @@ class VllmCache:
             watermark=float(header.get("watermark", 0.0)),
             window=whole_number(header, "window") if "window" in header else None,
             tail_only=header.get("retention") == 0,
+            chunks=header.get("offload"),
         )
 
     def build(self, policy: Callable[..., P]) -> P:
@@ -74,9 +78,19 @@ class VllmCache:
             prefix_cache=self.caching,
             window=self.window,
             tail_only=self.tail_only,
+            chunks=None if self.chunks is None else _host_chunks(self.chunks),
         )
         built.blocks.forgets_uncomputed = False
         return built
+
+
+def _host_chunks(given: Record) -> HostChunks:
+    orders: dict[str, OffloadOrder] = {"lru": "lru", "arc": "arc"}
+    per_chunk, threshold = whole_number(given, "blocks_per_chunk"), whole_number(given, "store_threshold", least=0)
+    answers = not given["prompt_only"]
+    if given["order"] not in orders:
+        raise ValueError(f"order is {given['order']!r:.40}; accepted: {', '.join(orders)}")
+    return HostChunks(whole_number(given, "chunks"), per_chunk, orders[given["order"]], threshold, answers=answers)
 
 
 class PolicyStates:
@@ -105,6 +119,10 @@ class PolicyStates:
             ids.append(blake2b(f"{parent}|{block}".encode(), digest_size=6).hexdigest())
         for key, own in zip(content.keys(size, len(ids)), ids, strict=False):
             self._ids.setdefault(key, own)
+
+    def names_of(self, keys: Iterable[Key]) -> list[str]:
+        """The recordings' ids of blocks."""
+        return [self._ids[key] for key in keys]
 
     def after(self, record: Record) -> State:
         """Our values of the fields that every record has, since the last call."""

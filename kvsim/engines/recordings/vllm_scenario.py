@@ -10,8 +10,8 @@ from kvsim.costs.memory_plan import plan
 from kvsim.costs.profile import Profile
 from kvsim.costs.under_load import ASYNCHRONOUS_SINCE
 from kvsim.costs.vllm_profile import serve_defaults
-from kvsim.engines.recordings.recorded_server import RecordedServer, ServerMeta
-from kvsim.errors import UserError, counted
+from kvsim.engines.recordings.recorded_server import RecordedServer
+from kvsim.errors import LIMITS, UserError, counted
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.recorded_names import recorded_model
 from kvsim.scenario.scenario import Scenario, load_scenario
@@ -94,12 +94,21 @@ def replay_scenario(
     """
     meta, path = recording.meta, recording.path
     if meta.engine.lower() != "vllm":
-        raise UserError(f"{path}: engine {meta.engine!r:.40} cannot be simulated; accepted: vllm")
+        raise UserError(f"{path}: engine {meta.engine!r:.40} cannot be simulated; accepted: vllm{LIMITS}")
     try:
         behaviour, model = vllm_behaviour(meta.version), recorded_model(meta.model)
     except UserError as e:
         raise UserError(f"{path}: {e}") from None
+    ranks = meta.data_parallel_size
+    if ranks > 1 and memory_shape(model).n_experts and not meta.enable_expert_parallel:
+        raise UserError(
+            f"{path}: data_parallel_size {ranks} without enable_expert_parallel: vLLM then divides each expert, which "
+            "cannot be simulated; accepted: both"
+        )
     limits, assumed = _limits(recording, model, profile)
+    if ranks > 1:
+        together = ", which divide the experts and step together" if recording.expert_parallel > 1 else ""
+        assumed = (f"{ranks} servers behind vLLM's own balancer{together}", *assumed)
     scenario = vllm_scenario(
         behaviour,
         limits,
@@ -108,7 +117,8 @@ def replay_scenario(
         name=re.sub(r"[^\w.+=@-]", "_", recording.name).lstrip("._+=@-")[:100] or "recorded",
         workload={"kind": "recorded", "path": str(path.absolute())},
         model={"name": model},
-        machine={} if name is None else {"profile": name},
+        machine={"expert_parallel": recording.expert_parallel} | ({} if name is None else {"profile": name}),
+        cluster={"replicas": ranks, "router": "vllm/data-parallel"},
     )
     return scenario, (f"defaults of vLLM {meta.version}: {behaviour}", *assumed)
 
@@ -133,7 +143,7 @@ def _limits(recording: RecordedServer, model: str, profile: Profile) -> tuple[Vl
     limits = VllmLimits(sequences, tokens, context, meta.block_size, meta.num_gpu_blocks or 0)
     planned = []
     if meta.num_gpu_blocks is None:
-        limits = limits._replace(blocks=_planned_blocks(meta, model, limits, profile))
+        limits = limits._replace(blocks=_planned_blocks(recording, model, limits, profile))
         if limits.blocks < 2:
             raise UserError(f"{recording.path}: {model} leaves no room for blocks in the memory of {meta.device}")
         of = f" of {meta.tensor_parallel_size} devices" if meta.tensor_parallel_size > 1 else ""
@@ -144,8 +154,9 @@ def _limits(recording: RecordedServer, model: str, profile: Profile) -> tuple[Vl
     return limits, (*assumed, *planned)
 
 
-def _planned_blocks(meta: ServerMeta, model: str, limits: VllmLimits, profile: Profile) -> int:
+def _planned_blocks(recording: RecordedServer, model: str, limits: VllmLimits, profile: Profile) -> int:
     """The number of blocks that the memory plan has for the device, the null block included."""
+    meta = recording.meta
     device = None if meta.device_memory_bytes else recorded_device(meta.device)
     memory = meta.device_memory_bytes if device is None else device.memory_bytes
     assert memory is not None
@@ -160,6 +171,7 @@ def _planned_blocks(meta: ServerMeta, model: str, limits: VllmLimits, profile: P
         type_k=profile.type_k,
         type_v=profile.type_v,
         tensor_parallel=meta.tensor_parallel_size,
+        expert_parallel=recording.expert_parallel,
         vllm_version=meta.version.removeprefix("v"),
         memory=memory if device is None else None,
         device=None if device is None else device.name,

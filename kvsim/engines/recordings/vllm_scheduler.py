@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvsim.engines.recordings.recording_files import Record, whole_number
@@ -13,8 +13,10 @@ from kvsim.errors import Livelock
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.schedulers.offloading import Offloading, Part, StepCopies
 from kvsim.simulation.schedulers.vllm import Vllm
 from kvsim.simulation.schedulers.vllm_async import BATCHES, AsyncVllm
+from kvsim.simulation.schedulers.vllm_offload import AsyncOffloadingVllm, OffloadingVllm
 from policies import Chunk, Content, MicroBatch
 from policies.layouts.paged import PagedPolicy
 from workloads import Request, Segment
@@ -121,6 +123,41 @@ class _DrivenAsync(_Driven, AsyncVllm):
     """The asynchronous scheduler without our checks; the replay calls ``collect``."""
 
 
+class _OffloadLog(Offloading):
+    """Decides what is copied, and logs it."""
+
+    looks: list[list[Any]]
+    copies: StepCopies
+
+    def look_up(self, job: Job, held: int) -> int | None:
+        """Look up chunks, and log it."""
+        found = super().look_up(job, held)
+        self.looks.append([f"r{job.request.id}", held, found])
+        return found
+
+    def compose(self, step: Iterable[Part]) -> StepCopies:
+        """Say what is copied, and log it."""
+        self.copies = super().compose(step)
+        return self.copies
+
+
+class _DrivenOffloading(_Driven, OffloadingVllm):
+    """The scheduler with chunks in host memory, without our checks; the replay says when copies have ended."""
+
+    def __init__(self, scenario: Scenario, policy: _CallLog, max_tokens: int):
+        super().__init__(scenario, policy, max_tokens)
+        assert policy.chunks is not None
+        self.offload = self.log = _OffloadLog(policy, policy.chunks, caching=scenario.cache.prefix_cache)
+        self.log.looks = []
+
+    def _seen_to_end(self, now: float) -> list[int]:
+        return []
+
+
+class _DrivenAsyncOffloading(_DrivenOffloading, AsyncOffloadingVllm):
+    """The offloading scheduler with asynchronous steps; the replay calls ``collect``."""
+
+
 class _StepReplay(Replay):
     """Performs steps on the simulator's scheduler over the paged policy."""
 
@@ -129,8 +166,13 @@ class _StepReplay(Replay):
         policy = self._policy = cache.build(_CallLog)
         policy.calls, policy.name_of = [], {}
         table = {"scheduler": "vllm", "async_scheduling": asynchronous, **server}
-        scenario = load_scenario({"server": table, "cache": {"cells": policy.groups[0].cells}})
-        self._scheduler = (_DrivenAsync if asynchronous else _Driven)(scenario, policy, cache.max_tokens)
+        cells = {"cells": policy.groups[0].cells, "prefix_cache": cache.caching}
+        scenario = load_scenario({"server": table, "cache": cells})
+        if cache.chunks is None:
+            kind = _DrivenAsync if asynchronous else _Driven
+        else:
+            kind = _DrivenAsyncOffloading if asynchronous else _DrivenOffloading
+        self._scheduler = kind(scenario, policy, cache.max_tokens)
 
 
 class SchedulerReplay(_StepReplay):
@@ -175,6 +217,7 @@ class SchedulerReplay(_StepReplay):
         if isinstance(scheduler, AsyncVllm):
             while len(scheduler.flights) >= self._depth:
                 scheduler.collect()
+        copied = self._copied(scheduler, record) if isinstance(scheduler, _DrivenOffloading) else {}
         calls, policy.calls = policy.calls, []
         ours: State = {
             "nst": [[of[chunk.seq], chunk.n] for chunk in step],
@@ -182,7 +225,8 @@ class SchedulerReplay(_StepReplay):
             "fin": [names[job.content] for job in scheduler.let_go],
             "run": [names[job.content] for job in scheduler.running],
             "wait": [names[job.content] for job in scheduler.waiting],
-            "calls": calls,
+            **({"calls": calls} if "calls" in record else {}),
+            **copied,
         }
         recorded = recorded_state({"fin": [], **record}, tuple(ours))
         for name, table in record["tables"]:
@@ -190,6 +234,20 @@ class SchedulerReplay(_StepReplay):
         for seq, table in tables.items():
             ours[f"table {of[seq]}"] = crc(table) if isinstance(recorded.get(f"table {of[seq]}"), int) else table
         return recorded, ours | self._states.after(record)
+
+    def _copied(self, scheduler: _DrivenOffloading, record: Record) -> State:
+        """What was decided of copies, in the fields of recordings; afterwards those have ended that are ``done``."""
+        log, chunks = scheduler.log, scheduler.log.chunks
+        loads, stores, flushed = log.copies
+        as_listed = [
+            [[c.number, f"r{c.job.request.id}", c.blocks, [*c.slots.values()]] for c in of] for of in (loads, stores)
+        ]
+        found: State = {"look": log.looks, "loads": as_listed[0], "stores": as_listed[1], "flush": sorted(flushed)}
+        found["out"] = self._states.names_of(chunks.evicted)
+        log.looks = []
+        chunks.evicted.clear()
+        scheduler.learn(record["done"], 0.0)
+        return found
 
     def operation(self, record: Record) -> Record:
         """The step's number, arrivals and cancellations."""

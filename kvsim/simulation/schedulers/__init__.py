@@ -17,7 +17,12 @@ from policies import Policy
 
 
 def _vllm(scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder) -> Vllm:
-    kind = AsyncVllm if scenario.server.async_scheduling else Vllm
+    if policy.chunks is None:
+        kind = AsyncVllm if scenario.server.async_scheduling else Vllm
+    else:
+        from kvsim.simulation.schedulers.vllm_offload import AsyncOffloadingVllm, OffloadingVllm
+
+        kind = AsyncOffloadingVllm if scenario.server.async_scheduling else OffloadingVllm
     return kind(scenario, policy, backend, recorder)
 
 

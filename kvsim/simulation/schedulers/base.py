@@ -75,6 +75,10 @@ class Scheduler(Protocol):
         """Let sequences that only decode be rows of the policy's placement rule from now on, where it has one."""
         ...
 
+    def steps_to_next_end(self) -> int:
+        """At least so many steps pass, beside the one that has been taken, before any request ends; 0: unknown."""
+        ...
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SchedulerBase(ABC):
@@ -116,6 +120,10 @@ class SchedulerBase(ABC):
     def decode_only_steps(self) -> int:
         """The most steps that rows may take before the scheduler must be asked; by default without a limit."""
         return ENDLESS
+
+    def steps_to_next_end(self) -> int:
+        """0: a request may fail in the next step."""
+        return 0
 
     def commit(self, step: Sequence[Chunk], steps: int, now: float) -> None:
         """Count the tokens of the chunks, and end the requests that had their last token in the last step."""

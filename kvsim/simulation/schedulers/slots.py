@@ -268,6 +268,7 @@ class SlotTasks(SchedulerBase):
     def _take_tasks(self, now: float) -> None:
         """Give requests idle slots, until none is in the queue."""
         self._admission_blocked = False
+        self._recorder.held_back(False)
         while self.queue:
             job = self.queue.popleft()
             oldest = self.slots.oldest
@@ -281,6 +282,7 @@ class SlotTasks(SchedulerBase):
                 if not job.ended:
                     self.queue.appendleft(job)
                     self._admission_blocked = True
+                    self._recorder.held_back(True)
                     return
                 continue
             self.slots.take(slot, job, prompt)

@@ -168,6 +168,8 @@ class Vllm(SchedulerBase):
         """Tokens of the budget that the step composed last has left."""
         self._admission_blocked = False
         """Whether no request can be admitted until one ends, or a row gives room back."""
+        self._shortest_wait = _UNLIMITED
+        """At most the steps that any of the waiting requests still takes."""
 
     def use_rule(self, rule: PlacementRule | None) -> None:
         """Let requests that only decode be rows from now on."""
@@ -178,6 +180,26 @@ class Vllm(SchedulerBase):
         """Fail what could never be served; queue all other requests."""
         if not self._refuses(job, now):
             self.waiting.add(job)
+            self._note_waiting(job)
+
+    def _note_waiting(self, job: Job) -> None:
+        """Note how many steps a request that waits from now on takes at least."""
+        self._shortest_wait = min(self._shortest_wait, self._steps_left(job, self._context - 1) + 1)
+
+    def steps_to_next_end(self) -> int:
+        """By the output tokens that requests lack: vLLM ends none before."""
+        running, found = self._running, _UNLIMITED
+        others = running.jobs
+        if running.decoding is not None:
+            others = running.others
+            for row in running.decoding.rule.rows:
+                found = min(found, int(row.left))
+        for job in others:
+            if not job.ended:
+                found = min(found, self._steps_left(job, self._context - 1) + 1)
+        if not self.waiting:
+            self._shortest_wait = _UNLIMITED
+        return min(found, self._shortest_wait)
 
     def cancel(self, job: Job, now: float) -> None:
         """End a request whose client has gone."""
@@ -198,6 +220,7 @@ class Vllm(SchedulerBase):
     def schedule(self, now: float) -> Sequence[Chunk]:
         """Compose chunks for running requests, then for waiting ones: vLLM's ``schedule``. Raises ``Livelock``."""
         self.rule, self._admission_blocked = None, False
+        self._recorder.held_back(self._cache_full)
         running = self._running
         in_all = len(running.jobs) + len(self.waiting)
         if not in_all:
@@ -303,6 +326,7 @@ class Vllm(SchedulerBase):
                     budget += step.pop(victim.slot).n
                     at -= 1
                 preempted = True
+                self._recorder.held_back(True)
                 self._preempt(victim)
                 if victim is job:
                     break
@@ -324,11 +348,13 @@ class Vllm(SchedulerBase):
             if job.generated:
                 plan = plan._replace(generated=job.generated)
             if not policy.admits(plan):
+                self._recorder.held_back(True)
                 return
             if job.exported is not None:
                 try:
                     policy.import_(slot, job.exported, upto=tokens, waits=others_run)
                 except OutOfCells:
+                    self._recorder.held_back(True)
                     return
                 held, job.exported = job.exported.tokens, None
             else:
@@ -343,6 +369,7 @@ class Vllm(SchedulerBase):
             whole = tokens if self._reserve_full else 0
             if policy.can_reserve and not policy.reserve(chunk, whole=whole, waits=others_run):
                 policy.free(slot)
+                self._recorder.held_back(True)
                 return
             self.waiting.remove(job)
             running.admit(job)
@@ -407,6 +434,7 @@ class Vllm(SchedulerBase):
         self._policy.note_preemption()
         self._put_off(job)
         self._requeue(job)
+        self._note_waiting(job)
 
     def _release(self, job: Job) -> None:
         """A job has ended: see to it that its slot and its cells are taken back."""

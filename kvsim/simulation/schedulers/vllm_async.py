@@ -129,6 +129,11 @@ class AsyncVllm(Vllm):
                 del self._ending[job]
                 self._let_go(job)
 
+    def steps_to_next_end(self) -> int:
+        """By the output tokens that requests lack, those included that have just arrived."""
+        unseen = [self._steps_left(job, self._context - 1) + 1 for job in (*self._arrived, *self._unseen)]
+        return min([super().steps_to_next_end(), *unseen])
+
     def decode_only_steps(self) -> int:
         """One while there is something that the next step will see."""
         steps = super().decode_only_steps()
@@ -154,6 +159,7 @@ class AsyncVllm(Vllm):
             self.collect()
         for job in self._unseen:
             self.waiting.add(job)
+            self._note_waiting(job)
         self._unseen, self._arrived = self._arrived, []
 
     def _land_stale(self, job: Job, ends: bool) -> None:

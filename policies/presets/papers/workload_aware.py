@@ -24,7 +24,7 @@ PRESETS = (
         "none",
         "never",
         "gather",
-        ("block_size", "prefix_cache", "watermark", "host_cells"),
+        ("block_size", "prefix_cache", "watermark", "admission", "conservativeness", "host_cells"),
         "Wang et al., KVCache Cache in the Wild (USENIX ATC 2025, arXiv 2506.02634); vLLM pull request 22236",
         _workload_aware,
         group="papers",

@@ -35,6 +35,7 @@ def test_a_recording_keeps_what_each_command_said(tmp_path):
     assert path.read_text().splitlines() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "says"),
     [

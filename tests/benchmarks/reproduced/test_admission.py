@@ -1,5 +1,7 @@
 """The direction of what docs/reproduced.md says of reservation and preemption, on small versions."""
 
+import pytest
+
 from benchmarks.reproduced.admission import NEXT_CHUNK, NO_EVICT, SGLANG, WATERMARK, oversubscribed, served
 
 
@@ -23,6 +25,7 @@ def test_a_watermark_saves_preemptions_and_a_whole_reservation_costs_throughput(
     assert reserved.throughput < 0.9 * off.throughput
 
 
+@pytest.mark.slow
 def test_a_share_that_is_learned_from_preemptions_keeps_them_rare():
     small = {"workload__requests": 32, "workload__users": 16, "cache__cells": 37_456, **SGLANG}
     fits, expected = (served(WATERMARK, policy, 1, **small) for policy in ("paged", "expected-length"))

@@ -10,6 +10,7 @@ SMALL = load_scenario(
 )
 
 
+@pytest.mark.slow
 def test_two_level_pages_waste_little_and_serve_more():
     names = ("uniform-pages", "layer-groups", "two-level-pages")
     uniform, groups, two_level = (serve(SMALL, name) for name in names)

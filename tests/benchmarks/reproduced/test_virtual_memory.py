@@ -16,6 +16,7 @@ def test_a_page_holds_as_many_tokens_as_the_formula_says():
     assert [page_tokens("llama-2-7b", page) for page in sizes] == [8, 256]
 
 
+@pytest.mark.slow
 def test_large_pages_waste_more_and_most_are_found_mapped():
     small, large = (
         served("virtual-memory.toml", 1, workload__requests=50, cache__page_tokens=tokens) for tokens in (32, 1024)

@@ -51,6 +51,7 @@ def corrected(folder, device, model):
     return calibrate_from([file], BenchOptions(model=model, device=device, weights=weights))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_rows_of_real_devices_are_predicted_from_the_others(tmp_path, device, model):
@@ -63,6 +64,7 @@ def test_rows_of_real_devices_are_predicted_from_the_others(tmp_path, device, mo
     assert not any(row.too_fast for row in rows)
 
 
+@pytest.mark.slow
 def test_sequences_that_share_experts_are_said_to(tmp_path):
     (warning,) = corrected(tmp_path, "gb10", "gpt-oss-120b").warnings
     assert "6 of 36 rows are faster than if tokens chose their experts evenly" in warning

@@ -126,6 +126,7 @@ def test_rows_that_tell_the_same_are_left_out_together():
     assert first.left_out_s == pytest.approx(first.estimate_s, rel=0.05)
 
 
+@pytest.mark.slow
 def test_corrected_tables_never_beat_physics():
     done = correct(PROFILE, PHYSICS, LIMITS, [replace(each, seconds=each.seconds / 20) for each in ROWS])
     assert all(each.too_fast for each in done.rows)

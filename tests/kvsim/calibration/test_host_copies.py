@@ -41,6 +41,7 @@ def fitted(copies):
     return fit(passes, moves, shifts, named_rng(0, "fit"), host_copies=copies).fit.host_copies
 
 
+@pytest.mark.slow
 def test_a_fit_finds_the_cost_of_each_way():
     found = fitted([*samples(True, 1e-4, 2e-5, 3e-6), *samples(False, 5e-5, 0.0, 1e-6)])
     assert found.seconds(3, 700, out=True) == pytest.approx(1e-4 + 3 * 2e-5 + 700 * 3e-6)
@@ -50,6 +51,7 @@ def test_a_fit_finds_the_cost_of_each_way():
     assert noisy.in_per_cell_s.value == pytest.approx(1e-6, rel=0.1)
 
 
+@pytest.mark.slow
 def test_without_copies_of_both_ways_there_is_no_cost():
     assert fitted([]) is None
     assert fitted([*samples(True, 1e-4, 2e-5, 3e-6)]) is None

@@ -18,7 +18,8 @@ from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, drive
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy
 from policies import MicroBatch
 from tests.kvsim.calibration.drifting import TRUTH, DriftingClock, DriftingSubject, at_pace
 from tests.worlds import GivenTimes
@@ -72,7 +73,7 @@ def test_what_is_fitted_on_a_drifting_machine_predicts_other_traffic(drifting, p
         assert predicted[statistic] == pytest.approx(true[statistic], rel=0.05)
 
 
-@pytest.mark.parametrize("slowness", [0.3, 1.0, 8.0])
+@pytest.mark.parametrize("slowness", [0.5, 8.0])
 def test_the_budget_holds_on_fast_and_on_slow_machines(slowness):
     clock = DriftingClock()
     calibrated(seconds=15.0, clock=clock, slowness=slowness)
@@ -124,8 +125,10 @@ def test_a_journal_of_other_conditions_is_not_continued(tmp_path):
     path = tmp_path / "j.part"
     calibrated(seconds=5.0, journal=path)
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace('"model":"tiny"', '"model":"small"', 1), encoding="utf-8")
-    assert calibrated(seconds=5.0, journal=path).resumed == 0
+    for was, other in {'"model":"tiny"': '"model":"small"', '"type_k":"f32"': '"type_k":"f16"'}.items():
+        assert was in text
+        path.write_text(text.replace(was, other, 1), encoding="utf-8")
+        assert calibrated(seconds=5.0, journal=path).resumed == 0
     # Another version of the program may have drawn other trials.
     header, rest = path.read_text(encoding="utf-8").split("\n", 1)
     path.write_text(header.replace('"trials":', '"trials":1') + "\n" + rest, encoding="utf-8")

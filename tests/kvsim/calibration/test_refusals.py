@@ -45,9 +45,10 @@ EVEN = {"masked_decodes": 0.15, "masked_prompts": 0.15, "gather_decodes": 0.15}
             profile(pace=STEADY),
             EVEN,
             0.14,
-            "an unsteady machine, on which the same pass, repeated, strays by 14%: stop",
+            "an unsteady machine: the same pass, timed again and again, took 86% to 114% of its usual time; stop",
         ),
-        (profile(pace=SLOW), EVEN, 0.14, "strays by 14%, and the pace between 0.70 and 1.40 of its median: stop"),
+        (profile(), EVEN, 14.93, "took up to 16 times its usual time; stop other programs on it, or measure when"),
+        (profile(pace=SLOW), EVEN, 0.14, "time, and the machine's pace was between 0.70 and 1.40 of its median; stop"),
         (profile(pace=SLOW), EVEN, 0.02, "the machine's pace changed between 0.70 and 1.40 of its median"),
         (profile(), EVEN | {"masked_prompts": 0.4}, 0.02, "since masked prompts are off by 40% and the rest by 15%"),
         (profile(), EVEN, None, "no single cause stands out"),
@@ -79,7 +80,7 @@ def test_a_refused_profile_is_kept_apart_and_can_be_used_or_saved_after_the_fact
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
     assert line.startswith("kvsim: not saved as tiny.profile.json: the median held-out error is ")
-    assert "an unsteady machine, on which the same pass, repeated, strays by" in line
+    assert "an unsteady machine: the same pass, timed again and again, took" in line
     assert "It is in tiny.profile.refused.json" in line
     files = {"tiny.calibration.png", "tiny.profile.json.part", "tiny.profile.refused.json"}
     assert {p.name for p in tmp_path.iterdir()} == files

@@ -13,6 +13,7 @@ import pytest
 
 from kvsim import __main__ as program
 from kvsim import load_profile, load_scenario
+from kvsim.cli.option_groups import ScenarioOptions
 from kvsim.scenario.builtin import builtin_names
 from tests.kvsim.cli.answers import PROGRAM, TIGHT, complaint, succeeded
 from tests.workloads.fuzz.readers import AZURE
@@ -31,8 +32,10 @@ def check_summary(summary):
     assert all(list(summary[latency]) == ["mean", "p50", "p95", "p99"] for latency in LATENCIES)
     assert summary["completed"] + summary["failed"] == summary["requests"]
     assert list(summary["prefix"]) == ["tokens", "found", "hit_rate"]
-    copies = ["saves", "loads", "copy_s", "most_bytes", "limit_bytes"]
-    assert list(summary["host"]) == ["bytes_out", "bytes_in", "bytes_prefetched", "prefetch_wait_s", *copies]
+    tier = ["bytes_out", "bytes_in", "bytes_prefetched", "prefetch_wait_s"]
+    chunks = ["chunk_loads", "chunk_tokens", "load_wait_s", "store_wait_s"]
+    copies = ["saves", "loads", "copy_s", "most_bytes", "limit_bytes", "step_copies_s"]
+    assert list(summary["host"]) == [*tier, *chunks, *copies]
 
 
 @pytest.mark.slow
@@ -49,7 +52,7 @@ def test_the_installed_program_prints_the_same_object_every_time(kvsim, within):
 def test_run_prints_what_a_reader_asks_first(within):
     printed = succeeded(within("run", "chat", "--policy", "paged", "--seed", "7", "--requests", "40"))
     printed = " ".join(printed.split())
-    assert "chat under paged, 2,048 cells, 8 slots, seed 7" in printed
+    assert "chat under paged, scheduler llama-server, 2,048 cells, 8 slots, seed 7" in printed
     assert "40 of 40 requests completed, 0 failed" in printed
     for word in ("TTFT", "TPOT", "P99", "external fragmentation", "profile default"):
         assert word in printed
@@ -130,6 +133,7 @@ def test_a_mistake_is_answered_in_one_line(within, tmp_path, command, answer):
     assert {path.name for path in tmp_path.iterdir()} == set(GIVEN_FILES), "nothing is left behind"
 
 
+@pytest.mark.slow
 def test_the_installed_program_answers_a_mistake_in_the_same_way(kvsim, tmp_path):
     give(tmp_path, GIVEN_FILES)
     command, answer = MISTAKES["misspelt key"]
@@ -208,7 +212,7 @@ def test_run_tells_of_prefixes_preemptions_and_the_host_tier(within, tmp_path):
     share = f"prefixes: {prefix['hit_rate']:.1%} of the prompt tokens were in the cache already"
     again = f"{told['preemptions']} preemptions, {told['recomputed_tokens']} tokens computed again"
     assert f"{share}; {again}" in printed
-    assert f"host tier: {host['bytes_out'] / 1e6:.3g} MB out, {host['bytes_in'] / 1e6:.3g} MB back, " in printed
+    assert f"host tier: {host['bytes_out'] / 2**20:.2f} MiB out, {host['bytes_in'] / 2**20:.2f} MiB back, " in printed
     assert "of that ahead of use; steps waited " in printed
 
 
@@ -326,7 +330,7 @@ def test_the_unit_of_times_can_be_given(within, tmp_path):
 def test_a_recommendation_for_a_table_of_one_s_own(within, tmp_path):
     rows = "".join(f"{i / 4},{30 + i % 7},{5 + i % 3}\n" for i in reversed(range(60)))
     (tmp_path / "mine.csv").write_text(f"ts,in,out\n{rows}")
-    options = ("--slo", "ttft_p95<1s", "--engine", "vllm", "--requests", "20", "--workers", "1")
+    options = ("--slo", "ttft_p95<1s", "--engine", "vllm", "--requests", "20", "--workers", "1", "--model", "tiny")
     done = within("recommend", "--trace", "mine.csv", "--columns", "arrival=ts,prompt=in,output=out", *options)
     printed = " ".join(succeeded(done).split())
     assert "60 rows were sorted by arrival, 59 of them out of order" in printed
@@ -340,8 +344,8 @@ OWN_MISTAKES = {
     "none named": ((), "mine.log: begins with 'ts;who;in;out'; expected a trace of one of the kinds azure, "),
     "some named": (
         ("--columns", "arrival=ts,session=who"),
-        "mine.log: no column is clearly prompt or output; name its columns with --columns arrival=NAME,prompt=NAME,"
-        "output=NAME (and session, priority, if there); found: ts, who, in, out",
+        "mine.log: no column is clearly prompt or output; name its columns with --columns arrival=ts,prompt=NAME,"
+        "output=out (and session, priority, if there); found: ts, who, in, out",
     ),
     "unknown field": (
         ("--columns", "arival=ts"),
@@ -441,3 +445,135 @@ def test_an_interrupt_ends_with_130_whenever_it_comes(where, monkeypatch):
         program.main()
     assert ended.value.code == 130
     assert reached == ["main" if where == "importing" else "called"]
+
+
+def test_a_comparison_fits_a_screen_and_all_has_the_rest(within):
+    run = ("compare", "chat", "-p", "paged", "-p", "llama.cpp-b6975", "--requests", "60")
+    brief, whole = succeeded(within(*run)), succeeded(within(*run, "--all"))
+    for printed in (brief, whole):
+        assert "what your users wait for" in printed
+    for detail in ("batch", "assumed under llama.cpp-b6975"):
+        assert detail in whole
+        assert detail not in brief
+    assert "--all" in brief
+    assert "--all" not in whole
+
+
+def test_why_takes_what_run_takes(within, tmp_path):
+    told = within("why", "chat", "--requests", "60", "--seed", "3", "--scheduler", "vllm", "-p", "vllm", "--json")
+    told = json.loads(succeeded(told))
+    assert (told["completed"], told["policy"]) == (60, "vllm")
+    (tmp_path / "results").mkdir()
+    assert complaint(within("why", "results", "--seed", "3")) == "--seed: of a scenario; results has results"
+
+
+def test_what_a_device_replaces_in_a_file_is_said(within, tmp_path):
+    own = """
+[workload]
+requests = 9
+[model]
+name = "qwen3-8b"
+[server]
+slots = 6
+[cache]
+cells = 20000
+"""
+    (tmp_path / "own.toml").write_text(own)
+    done = within("run", "own.toml", "--device", "rtx4090", "--json")
+    assert done.stderr == (
+        "warning: own.toml: server.slots = 6, cache.cells = 20000: left aside, as of another machine than rtx4090; to "
+        'keep them, write device = "rtx4090" in the file\'s [machine]\n'
+    )
+    assert json.loads(done.stdout)["slots"] == 256
+    (tmp_path / "own.toml").write_text(f'{own}[machine]\ndevice = "rtx4090"\n')
+    done = within("run", "own.toml", "--device", "rtx4090", "--json")
+    assert done.stderr == ""
+    assert (json.loads(done.stdout)["slots"], json.loads(done.stdout)["cells"]) == (6, 20000)
+
+
+def test_a_sweep_says_what_a_device_replaces_too(within, tmp_path):
+    """But for its axes, and for scenarios that kvsim ships."""
+    sweep = """
+[base.workload]
+requests = 9
+[base.model]
+name = "qwen3-8b"
+[base.server]
+slots = 6
+[base.cache]
+cells = 20000
+[axes]
+"cache.cells" = [8192, 16384]
+"""
+    (tmp_path / "own.toml").write_text(sweep)
+    done = within("sweep", "own.toml", "--device", "rtx4090", "--workers", "1", "--json")
+    assert done.returncode == 0
+    assert done.stderr == (
+        "warning: own.toml: server.slots = 6: left aside, as of another machine than rtx4090; to keep them, write "
+        'device = "rtx4090" in the file\'s [machine]\n'
+    )
+    (tmp_path / "own.toml").write_text('scenario = "chat"\n[axes]\n"workload.rate" = [1.0]\n')
+    again = within("sweep", "own.toml", "--device", "rtx4090", "--model", "qwen3-8b", "--requests", "9", "--json")
+    assert (again.returncode, "left aside" in again.stderr) == (0, False)
+
+
+def test_options_are_said_as_they_are_typed():
+    given = ScenarioOptions(scenario="chat", requests=40, ngl=3, flash_attn=False, skip_bad_rows=True)
+    assert given.typed == "--n-gpu-layers 3 --no-flash-attn --requests 40 --skip-bad-rows"
+
+
+def test_what_why_proposes_has_the_options_that_were_typed(within):
+    served = ("--model", "qwen3-8b", "--device", "rtx4090")
+    told = succeeded(within("why", "chat", "--requests", "40", *served))
+    assert f"kvsim compare chat {' '.join(served)} --requests 40 --profile FILE" in told
+    succeeded(within("compare", "chat", "-p", "paged", "-p", "vllm", "--requests", "40"))
+    told = succeeded(within("why", "results/chat", *served))
+    assert f"kvsim compare results/chat/scenario.toml {' '.join(served)} --profile FILE" in told
+
+
+def test_as_what_a_log_was_read_is_no_warning(within, tmp_path):
+    rows = "".join(
+        f'{{"timestamp": "2026-01-01T00:00:0{i}Z", "usage": {{"prompt_tokens": 90, "completion_tokens": 9}}}}\n'
+        for i in range(9)
+    )
+    (tmp_path / "log.jsonl").write_text(rows)
+    done = within("run", "log.jsonl", "--model", "qwen3-8b", "--device", "rtx4090")
+    assert done.stderr.startswith("note: log.jsonl: read as answers of OpenAI's API")
+
+
+LOG = "timestamp,prompt_tokens,completion_tokens\n" + "".join(f"{i},{300 + 50 * i},{20 + i}\n" for i in range(10))
+
+
+def test_a_log_is_run_where_a_scenario_is_expected(within, tmp_path):
+    (tmp_path / "mine.csv").write_text(LOG)
+    served = ("--model", "qwen3-8b", "--device", "rtx4090")
+    ran = json.loads(within("run", "mine.csv", *served, "--json").stdout)
+    assert (ran["scenario"], ran["requests"], ran["completed"]) == ("mine", 10, 10)
+    assert "mine under vllm" in within("why", "mine.csv", *served).stdout
+    (tmp_path / "own.csv").write_text(LOG.replace("timestamp,prompt_tokens,completion_tokens", "a,b,c"))
+    columns = ("--columns", "arrival=a,prompt=b,output=c", "--time", "s")
+    own = json.loads(within("run", "own.csv", *served, *columns, "--json").stdout)
+    assert own["ttft_s"] == ran["ttft_s"]
+    assert "own under vllm" in within("why", "own.csv", *served, *columns).stdout
+    assert "of a table of your own" in complaint(within("run", "chat", *columns))
+    said = complaint(within("run", "mine.csv"))
+    assert said == "mine.csv: say what serves them, --model and --device, or name a scenario that does"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("runn", "No such command 'runn'. Did you mean 'run'?; see kvsim --help"),
+        ("run --requests", "Option '--requests' requires an argument; see kvsim --help"),
+        (
+            "compare chat --polcy x",
+            "No such option: --polcy (Possible options: --policy, --profile); see kvsim compare",
+        ),
+        ("workload describ x", "No such command 'describ'. Did you mean 'describe'?; see kvsim workload --help"),
+        ("check", "Missing argument 'command'; see kvsim check --help"),
+        ("run --tp 1 --tp=2", "--tp: given 2 times; one is expected; kvsim recommend takes several"),
+        ("plan --device rtx3090 --device rtx4090", "--device: given 2 times; one is expected; kvsim recommend takes"),
+    ],
+)
+def test_a_command_that_is_typed_wrongly_is_refused_in_one_line(within, words, said):
+    assert complaint(within(*words.split())).startswith(said)

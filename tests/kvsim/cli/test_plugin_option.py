@@ -88,7 +88,7 @@ COMPARE = ["compare", "chat", "--requests", "5", "-p", "lowest-cell", "--plugin"
         ("self.tables = {}", "self.tables = {}[0]", "self.tables = {}[0]", "KeyError: 0"),
         ("heapq.heappop(self.free_cells)", "heapq.pop(self.free_cells)", "heapq.pop", "AttributeError: module 'heapq'"),
         ("def usage(self)", "def usage(self, when)", "class LowestCell", "TypeError: "),
-        ("return MicroBatch(", "return (", "class LowestCell", "AttributeError: 'tuple' object has no attribute"),
+        ("return MicroBatch(", "return (", "class LowestCell", "policy 'lowest-cell', step 1: allocate gave (("),
     ],
 )
 def test_a_fault_is_a_line_with_file_and_line(arguments, right, wrong, line, message, tmp_path):

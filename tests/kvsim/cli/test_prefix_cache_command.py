@@ -18,6 +18,7 @@ def mooncake_rows(*prompts):
 TRACE = mooncake_rows([1, 2], [1, 3, 4], [1, 2])
 
 
+@pytest.mark.slow
 def test_a_trace_can_be_studied_as_it_is(within, tmp_path):
     (tmp_path / "some.prompts.jsonl").write_text(TRACE)
     printed = succeeded(within("prefix-cache", "some.prompts.jsonl", "--blocks", "4,2", "-e", "belady", "-e", "lru"))
@@ -38,7 +39,6 @@ def test_a_trace_can_be_studied_as_it_is(within, tmp_path):
 def test_a_study_as_one_object(within, tmp_path):
     (tmp_path / "trace.jsonl").write_text(TRACE)
     told = json.loads(succeeded(within("prefix-cache", "trace.jsonl", "--requests", "2", "--json")))
-    assert told.pop("lookups_per_s") > 0
     runs = [(run["eviction"], run["blocks"], run["hits"]) for run in told.pop("runs")]
     assert runs == [
         (name, n, 1) for name in ("lru", "fifo", "lfu", "sieve", "workload-aware", "belady") for n in (3, 4)
@@ -53,6 +53,8 @@ def test_a_study_as_one_object(within, tmp_path):
         "infinite_hit_rate": pytest.approx(0.2),
         "reason": None,
         "knee_blocks": {},
+        "one_in": 1,
+        "error": None,
     }
     assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
 

@@ -53,7 +53,10 @@ def test_where_the_total_is_unknown_it_is_not_named(clock, capsys):
         told(7, 3.0)
         clock.now += 20
         told.share(0.25)
-    assert lines(capsys) == ["chat: 7 requests, 3.0 s simulated after 6 s", "chat: 25% after 26 s"]
+    assert lines(capsys) == [
+        "chat: 7 requests, 3.0 s simulated after 6 s",
+        "chat: 25% after 26 s, about 1 min 18 s left",
+    ]
 
 
 def test_a_sweep_counts_its_runs(clock, capsys):

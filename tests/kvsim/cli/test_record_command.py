@@ -32,10 +32,11 @@ def small(tmp_path, monkeypatch):
 def test_a_server_is_recorded_and_what_was_assumed_is_said(small, tmp_path):
     with fake_server(refuses=400, faulty_from=3) as server:
         done = command("record", "--url", server.url, small)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 1
+    failed = "1 of 4 requests failed: HTTP 400: no, not this one (request 3); the others are in small.jsonl.gz"
+    assert done.stderr == f"kvsim: {failed}\n"
     assert done.stdout.startswith("Saved small.jsonl.gz: 4 requests to llama-server b1-fake.\n")
     assert "Assumed: 2 slots of 2,048 tokens, as the server says" in done.stdout
-    assert "1 request failed; request 3: HTTP 400: no, not this one" in done.stdout
     assert (tmp_path / "small.jsonl.gz").exists()
 
 

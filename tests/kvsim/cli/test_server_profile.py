@@ -20,6 +20,7 @@ class _Server:
     engine: str
     model: str
     served: _Served
+    served_as: tuple = ("a.gguf", "alias")
 
 
 def server(**changes):
@@ -44,3 +45,10 @@ def test_the_latest_one_of_this_server_is_taken(tmp_path, monkeypatch):
     assert _saved_here(server()).name == "mine"
     assert _saved_here(server(engine="vllm 1")) is None
     assert _saved_here(server(model="another")) is None
+
+
+def test_one_that_was_made_of_this_server_is_taken_whatever_the_model_is_called(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save("mine", 1_000, model="/elsewhere/b.gguf", served_as=("alias",))
+    assert _saved_here(server(model="another")).name == "mine"
+    assert _saved_here(server(model="another", served_as=("other",))) is None

@@ -58,6 +58,7 @@ def test_steps_pace_spread_and_ranking_are_told(files):
     assert {"unpaced", "spread", "within"} <= set(table.columns)
 
 
+@pytest.mark.slow
 def test_a_run_alone_says_that_its_spread_is_not_known(files):
     done = command("validate", "--recorded", "a.jsonl", "--profile", "known.json", "--bound", "0.01")
     told = " ".join(done.stdout.split())
@@ -67,6 +68,7 @@ def test_a_run_alone_says_that_its_spread_is_not_known(files):
     assert "run to run" not in told
 
 
+@pytest.mark.slow
 def test_what_is_outside_its_bound_is_named(files):
     """Half a second that no step explains, before half of the first tokens."""
     lines = llama_recording(Asked(asked(20)))
@@ -80,6 +82,7 @@ def test_what_is_outside_its_bound_is_named(files):
     assert "not TTFT p50, TTFT p99, " in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -97,6 +100,7 @@ def test_what_is_wrong_is_said_in_a_line(files, arguments, says):
     assert says in complaint(command("validate", *arguments))
 
 
+@pytest.mark.slow
 def test_a_server_is_asked_in_turns(files):
     KNOWN.model_copy(update={"model": "fake.gguf"}).save("of-fake.json")
     with fake_server(token_s=0.005) as server:

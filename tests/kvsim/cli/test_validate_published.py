@@ -21,6 +21,7 @@ def published(*arguments):
     return command("validate", "--published", "--points", "points.csv", *arguments)
 
 
+@pytest.mark.slow
 def test_errors_the_worst_and_what_was_not_replayed_are_told(files):
     told = " ".join(succeeded(published()).split())
     assert "Measured points of real servers: 3 of 4 replayed" in told
@@ -39,6 +40,7 @@ def test_the_object_has_every_point(files):
     assert not (files / "results").exists()
 
 
+@pytest.mark.slow
 def test_a_bound_ends_with_1(files):
     done = published("--bound", "0.001", "--only", "id=four")
     assert (done.returncode, done.stderr.splitlines()[-1].split(",")[0]) == (1, "kvsim: the largest error")

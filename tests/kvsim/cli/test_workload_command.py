@@ -56,6 +56,7 @@ def test_a_fit_can_be_pasted(trace, tmp_path):
     assert result.summary["requests"] == 300
 
 
+@pytest.mark.slow
 def test_a_fit_as_one_object(trace):
     told = json.loads(command("workload", "fit", str(trace), "--json").stdout)
     assert {row["of"] for row in told["candidates"]} == {"arrivals", "prompt", "output"}
@@ -89,6 +90,7 @@ def test_a_fit_has_the_rate_and_the_lengths_of_its_stream():
     assert fitted.drawn.dispersion[1.0] == pytest.approx(fitted.statistics.dispersion[1.0], rel=0.3)
 
 
+@pytest.mark.slow
 def test_outputs_that_hang_on_the_prompt_in_no_simple_way_get_a_table_each():
     """Prompts of middle length have long answers, short and long ones short answers: of no rank correlation."""
     outputs = [{"kind": "fixed", "value": 20}, {"kind": "fixed", "value": 400}, {"kind": "fixed", "value": 30}]
@@ -110,6 +112,7 @@ def test_outputs_that_hang_on_the_prompt_in_no_simple_way_get_a_table_each():
     assert np.median(fitted.model.output_tokens[fitted.model.prompt_tokens < 200]) == 20
 
 
+@pytest.mark.slow
 def test_a_ticking_clock_is_told_of():
     quantiles = {"kind": "renewal", "quantiles": [0.0] * 9 + [2.0, 2.0], "requests": 900}
     fitted = kvsim.fit_workload(kvsim.load({"workload": quantiles}))
@@ -117,12 +120,29 @@ def test_a_ticking_clock_is_told_of():
     assert any("ticks" in note for note in fitted.notes)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cv", [2.0, 4.0])
+def test_a_coarse_clock_does_not_spoil_a_fit(tmp_path, cv):
+    """Gamma arrivals whose clock ticks every millisecond come back with their mean, variation and dispersion."""
+    times = np.cumsum(np.random.default_rng(1).gamma(cv**-2, 0.5 * cv**2, 2000))
+    path = tmp_path / "ticks.csv"
+    path.write_text("arrival,prompt,output\n" + "".join(f"{t:.3f},{100 + i % 7},20\n" for i, t in enumerate(times)))
+    fitted = kvsim.fit_workload(path)
+    seen, drawn = fitted.statistics, fitted.drawn
+    assert seen.tick_s == pytest.approx(1e-3)
+    assert drawn.rate == pytest.approx(seen.rate, rel=0.2)
+    assert drawn.gap_cv == pytest.approx(seen.gap_cv, rel=0.2)
+    assert drawn.dispersion[1.0] == pytest.approx(seen.dispersion[1.0], rel=0.3)
+    assert fitted.used.misfit == min(one.misfit for one in fitted.arrivals)
+    assert "streams drawn from it" in fitted.why
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
         (("describe", "nowhere.csv"), "nowhere.csv: no such file"),
         (("describe", "chat", "--drop-failed"), "failed is an option of trace files"),
-        (("describe", "identical"), "closed loop"),
+        (("fit", "identical"), "closed loop"),
         (("fit", "chat", "--kind", "nonsense"), "nonsense"),
         (("show", "nonsense"), "no workload called 'nonsense'; there are azure-code"),
     ],
@@ -246,3 +266,32 @@ def test_a_server_fares_alike_under_a_trace_and_under_its_model(load):
     )
     for quantile in ("p50", "p95"):
         assert drawn[quantile] == pytest.approx(seen[quantile], rel=0.15)
+
+
+def test_even_gaps_are_fitted_without_a_law(tmp_path):
+    path = tmp_path / "even.csv"
+    path.write_text("arrival,prompt,output\n" + "".join(f"{i * 0.5},{100 + i % 7},{20 + i % 5}\n" for i in range(60)))
+    done = command("workload", "fit", str(path), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["workload"]["kind"] == "renewal"
+    assert found["model"]["gap_cv"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("held", "shared"), [(2048, 2048), (0, 128), (None, None)])
+def test_what_a_logged_cache_held_becomes_a_shared_beginning(tmp_path, held, shared):
+    """Of all requests but each tenth, whose hits had been evicted."""
+    usage = [{"prompt_tokens": 2060 + i % 700, "completion_tokens": 9 + i % 50} for i in range(200)]
+    if held is not None:
+        details = [{"cached_tokens": (held + 128 * (i % 3)) * (i % 10 > 0)} for i in range(200)]
+        usage = [one | {"prompt_tokens_details": told} for one, told in zip(usage, details, strict=True)]
+    lines = [json.dumps({"created": 1.79e9 + i + i % 7 / 10, "usage": one}) for i, one in enumerate(usage)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines) + "\n")
+    found = kvsim.fit_workload(tmp_path / "mine.jsonl")
+    assert found.section.get("shared_tokens") == shared
+    shown = command("workload", "describe", str(tmp_path / "mine.jsonl")).stdout
+    assert ("prefix hits as the server counted them" in shown) == (held is not None)
+    if held:
+        assert "90.0% of the requests found 2,048 tokens or more" in shown
+        assert found.drawn.reuse.hit_rate == pytest.approx(2048 / found.statistics.prompt.mean, rel=0.02)
+        assert any("prefix hits beyond the first 2,048 tokens, which 90%" in note for note in found.notes)

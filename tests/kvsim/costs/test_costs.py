@@ -12,7 +12,8 @@ from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, drive, ledger_for, run
+from kvsim.simulation.run import drive, run
+from kvsim.simulation.set_up import build_policy, ledger_for
 from kvsim.simulation.time_breakdown import SECONDS
 from policies import NO_MOVES, Chunk, Group, MicroBatch, Moves, Place, Reads, Shift
 from policies.cells.reads import reads_of
@@ -88,8 +89,9 @@ def test_an_engine_that_never_moves_cells_cannot_predict_a_policy_that_does(ship
     with pytest.raises(UserError, match="knows no cost of moving cells: llama-cpp-python 9 never moves any"):
         costs.moves(Moves.from_runs([(10, 0, 8)]))
     world = load_scenario("chat")
-    build_policy(world, "llama.cpp-b6975", costs)
-    for policy in ("adaptive", "fill-holes", "llama.cpp-b4666", "growing", "paged"):
+    for policy in ("llama.cpp-b6975", "paged", "vllm"):
+        build_policy(world, policy, costs)
+    for policy in ("adaptive", "fill-holes", "llama.cpp-b4666", "growing"):
         with pytest.raises(UserError, match=f"knows no cost of {policy}'s moves"):
             build_policy(world, policy, costs)
 
@@ -109,6 +111,7 @@ def test_a_file_is_the_same_model_wherever_it_lies(shipped):
     llama = CostModel(shipped.model_copy(update={"model": "smollm2", "engine": "llama-cpp-python 9"}))
     with pytest.raises(UserError, match=r"name the model in the scenario: model.name = 'smollm2'"):
         llama.check("tiny", "masked")
+    llama.check("/c/SmolLM2-135M-Instruct.Q4_1.gguf", "masked")
 
 
 def test_where_masked_cells_are_skipped_only_useful_ones_cost(shipped):

@@ -29,7 +29,7 @@ def installed():
 def test_a_shipped_profile_is_named_after_what_it_is_of_and_says_its_source(name):
     profile = load_profile(name)
     shape = memory_shape(profile.model)
-    same = {"tp": profile.tensor_parallel, "weights": profile.weights}
+    same = {"tp": profile.tensor_parallel, "ep": profile.expert_parallel, "weights": profile.weights}
     assert profile.name == name == profile_name(shape, profile.device, **same)
     assert find_device_profile(profile.model, profile.device, **same) == profile
     assert profile.source.url.startswith("https://github.com/")

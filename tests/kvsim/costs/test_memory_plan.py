@@ -164,14 +164,18 @@ def test_weights_by_type():
         return parts(plan(model, **given), "llamacpp", "weights")
 
     numbers = PARAMETERS["llama-3.1-8b"]
-    assert weights("llama-3.1-8b") == {"weights, bf16": 2 * numbers}
-    assert weights("llama-3.1-8b", weights="Q8_0") == {"weights, q8_0": numbers * 34 // 32}
-    # llama-quantize made 4.58 GiB of it.
-    assert weights("llama-3.1-8b", weights="q4_K_M")["weights, q4_k_m"] / GIB == pytest.approx(4.58, abs=0.005)
-    oss = weights("gpt-oss-20b")
+    norms = 65 * 4096
+    assert weights("llama-3.1-8b") == {"weights, bf16": 2 * numbers + 2 * norms}
+    assert weights("llama-3.1-8b", weights="Q8_0") == {"weights, q8_0": (numbers - norms) * 34 // 32 + 4 * norms}
+    assert weights("gpt-oss-20b", weights="mxfp4")["weights, mxfp4"] / GIB == pytest.approx(11.27, abs=0.005)
     experts = 24 * 32 * 3 * 2880 * 2880
-    assert oss["weights, mxfp4"] == experts * 17 // 32
-    assert oss["weights, bf16"] == 2 * (PARAMETERS["gpt-oss-20b"] - experts)
+    for kind in ("bf16", "q8_0", "q4_k_m"):
+        oss = weights("gpt-oss-20b", weights=kind)
+        assert oss["weights, mxfp4"] == experts * 17 // 32
+        assert set(oss) == {"weights, mxfp4", f"weights, {kind}"}
+    served = parts(plan("gpt-oss-20b", engine="vllm", weights="mxfp4"), "vllm", "weights")
+    assert served == parts(plan("gpt-oss-20b", engine="vllm"), "vllm", "weights")
+    assert served["weights, bf16"] == 2 * (PARAMETERS["gpt-oss-20b"] - experts)
     assert weight_bytes("f32", 3) == 12
 
 
@@ -226,7 +230,7 @@ def test_a_gguf_file_of_deepseek_keeps_latents_if_it_was_made_for_them(tmp_path)
 def test_a_config_is_read_from_its_file_or_folder(tmp_path):
     made = plan(config(tmp_path), ctx=256, engine="llamacpp")
     numbers = 2 * 100 * 64 + 64 + 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64)
-    assert parts(made, "llamacpp", "weights") == {"weights, f16": 2 * numbers}
+    assert parts(made, "llamacpp", "weights") == {"weights, f16": 2 * numbers + 2 * (4 * 2 * 64 + 64)}
     assert plan(str(tmp_path), ctx=256, engine="llamacpp").parts == made.parts
 
 
@@ -262,6 +266,33 @@ def test_the_largest_fits_and_one_more_does_not(given_, engine, memory):
     assert most == (256 if engine == "llamacpp" else 1 << 16) or not fits(parallel=most + 1)
     assert made.fits(engine, memory) == (most >= given_["parallel"])
     assert longest == own or made.fits(engine, memory) == (longest >= given_["ctx"])
+
+
+def test_what_driver_desktop_and_chance_keep_is_no_engines():
+    """23.76 of 24 GiB do not fit beside a driver; vLLM's share of 8 GiB is not left to it either."""
+    asked = {"model": "llama-3.1-8b", "weights": "q4_k_m", "ctx": 8192}
+    full = plan(**asked, parallel=19, memory=24 * GIB)
+    others = (457 + 768) * MIB
+    assert full.total("llamacpp") > full.budget("llamacpp", 24 * GIB) == 24 * GIB - others - GIB
+    assert not full.fits("llamacpp", 24 * GIB)
+    assert plan(**asked, parallel=19, reserve="1MiB").fits("llamacpp", 24 * GIB)
+    card = plan(**asked, device="rtx4090")
+    assert card.budget("llamacpp", card.memory) == card.memory - others - GIB
+    rented = plan(**asked, device="h100_sxm")
+    assert rented.budget("llamacpp", rented.memory) == rented.memory - 555 * MIB - GIB
+    assert rented.budget("vllm", rented.memory) == int(rented.memory * 0.92)
+    small = plan("llama-3.2-1b", memory=8 * GIB)
+    assert small.budget("vllm", 8 * GIB) == 8 * GIB - others
+    assert any("refuses to start with --gpu-memory-utilization 0.92" in note for note in small.notes)
+    assert not plan(**asked, memory=1 << 30).budget("llamacpp", 1 << 30)
+
+
+def test_what_fits_only_without_the_margin_is_said_to():
+    asked = ("plan", "--model", "llama-3.1-8b", "--weights", "q4_K_M", "--memory", "24GiB", "--engine", "llamacpp")
+    printed = succeeded(command(*asked, "--parallel", "17"))
+    assert "does not fit in 21.80 GiB of 24.00 GiB (only without its margin, of which " in printed
+    assert "its margin" not in succeeded(command(*asked, "--parallel", "16"))
+    assert "its margin" not in succeeded(command(*asked, "--parallel", "30"))
 
 
 def test_a_context_is_never_longer_than_the_models_own():
@@ -302,6 +333,7 @@ def test_the_table_and_the_object_agree():
         "total",
         "defaults",
         "budget",
+        "reserve",
         "fits",
         "largest_context",
         "largest_parallel",
@@ -314,7 +346,7 @@ def test_the_command_prints_both_engines_and_what_fits():
     line = {row.split("  ")[0]: row.split() for row in printed.splitlines()}
     assert line["KV, full attention, 32 layers"][-4:] == ["4.00", "GiB", "4.00", "GiB"]
     assert "llama.cpp: -c 32768 -np 4: 8,192 cells x 4 streams" in printed
-    assert "llama.cpp: fits in 22.35 GiB; at most " in printed
+    assert "llama.cpp: fits in 20.16 GiB of 22.35 GiB; at most " in printed
     assert "vLLM: fits in 20.56 GiB of 22.35 GiB, which makes " in printed
     printed = json.loads(succeeded(command("plan", "--model", "llama-3.1-8b", "--engine", "vllm", "--json")))
     assert list(printed["engines"]) == ["vllm"]
@@ -355,6 +387,7 @@ MISTAKES = {
         ("--model", "phi-4", "--engine", "tgi"),
         "--engine: no engine called 'tgi'; there are llamacpp, vllm",
     ),
+    "no reserve": (("--model", "phi-4", "--reserve", "some"), "--reserve: 'some'; a size such as 8GB, 8GiB, "),
     "no size": (("--model", "phi-4", "--memory", "much"), "--memory: 'much'; a size such as 8GB, 8GiB, "),
     "no unit": (("--model", "phi-4", "--memory", "8"), "--memory is 8 bytes; at least 1 MiB is expected, such as"),
     "vLLM without q8_0": (
@@ -395,7 +428,7 @@ def test_weights_of_a_gguf_file_are_not_chosen(tmp_path):
 def test_gigabytes_are_explained_where_they_decide():
     decides = ", into which this fits: --memory 16GiB"
     small, big = ({"model": "llama-3.1-8b", "engine": "llamacpp", "ctx": ctx} for ctx in (1024, 1 << 19))
-    between = {"model": "llama-3.1-8b", "engine": "llamacpp", "ctx": 2048, "memory": "16GB"}
+    between = {"model": "llama-3.1-8b", "engine": "llamacpp", "ctx": 2048, "memory": "16GB", "reserve": 0}
     assert not kvsim.plan(**between).fits("llamacpp", "16GB")
     assert kvsim.plan(**between).fits("llamacpp", "16GiB")
     assert kvsim.plan(**between).notes[-1].endswith(decides)
@@ -415,3 +448,38 @@ def test_a_plan_for_a_device_says_what_a_server_left_to_itself_has():
     usual = kvsim.plan(model="llama-3.1-8b", device="h100_sxm", engine="vllm", parallel=1024)
     assert f"1,024 sequences at once, which leaves {usual.vllm_blocks(usual.memory):,} blocks" in note
     assert not any("without --max-num-seqs" in note for note in usual.notes)
+
+
+def test_layers_on_the_cpu_and_their_cells_are_in_the_computers_memory():
+    def sizes(**more):
+        made = plan("llama-3.1-8b", weights="q8_0", engine="llamacpp", **more)
+        return {kind: sum(part.bytes for part in made.parts if part.kind == kind) for kind in ("weights", "kv")}
+
+    whole, all_on, half, none = sizes(), sizes(n_gpu_layers=33), sizes(n_gpu_layers=17), sizes(n_gpu_layers=0)
+    embeddings = weight_bytes("q8_0", 128256 * 4096)  # Never on the device; the head is a matrix of its own.
+    # The file has norms in f32, which layers on the CPU count as q8_0.
+    assert whole["weights"] - all_on["weights"] == pytest.approx(embeddings, rel=2e-3)
+    assert half["weights"] == pytest.approx((all_on["weights"] - embeddings) / 2 + embeddings, rel=1e-3)
+    assert half["kv"] * 2 == all_on["kv"] == whole["kv"]
+    assert none["kv"] == 0
+    assert none["weights"] == pytest.approx(0, abs=1 << 20)
+    # A head that is the table of embeddings is copied to the device.
+    tied = plan("llama-3.2-1b", engine="llamacpp", n_gpu_layers=99).total("llamacpp")
+    assert tied == pytest.approx(plan("llama-3.2-1b", engine="llamacpp").total("llamacpp"), rel=1e-3)
+
+
+def test_experts_on_the_cpu_leave_the_cells_on_the_device():
+    of = {"engine": "llamacpp", "weights": "q4_k_m", "device": "rtx3060"}
+    assert "--n-cpu-moe" in plan("qwen3-30b-a3b", **of).what_would_fit("llamacpp")
+    whole, moved = plan("qwen3-30b-a3b", **of), plan("qwen3-30b-a3b", **of, n_cpu_moe=48)
+    assert moved.fits("llamacpp", moved.memory)
+    assert not whole.fits("llamacpp", whole.memory)
+    assert [part for part in moved.parts if part.kind == "kv"] == [part for part in whole.parts if part.kind == "kv"]
+    (note,) = (note for note in moved.notes if "in the computer's memory" in note)
+    assert note.endswith("of weights, the table of embeddings included, and 0 B of K and V")
+
+
+def test_the_command_plans_layers_on_the_cpu():
+    printed = succeeded(command("plan", "--model", "llama-3.1-8b", "--weights", "q8_0", "--ngl", "17"))
+    assert "weights, 16 of 32 layers" in printed
+    assert "note: left out: --ngl: llama.cpp has it and vLLM has not" in printed

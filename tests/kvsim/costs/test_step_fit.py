@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.costs.pass_layout import Sample, Work
-from kvsim.costs.step_fit import LEAST_STEPS, fit_steps, supported_knots
+from kvsim.costs.pass_layout import LEAST_STEPS, Sample, Work
+from kvsim.costs.step_fit import fit_steps, supported_knots
 from kvsim.costs.tables import KNOTS
 
 BASE_S, TOKEN_S, CELL_S = 0.02, 0.002, 2e-5
@@ -71,6 +71,22 @@ def test_with_noise_the_intervals_hold_the_costs_and_the_errors_are_those_of_the
     assert cell.low <= cell.value <= cell.high
     assert cell.low * 0.95 < CELL_S < cell.high * 1.05
     assert 0.01 < fitted.errors["decode"].error_median < 0.06
+
+
+def test_of_one_sequence_at_a_time_a_further_one_costs_as_much_as_a_token_of_a_prompt():
+    rng, found = np.random.default_rng(3), []
+    for i in range(200):
+        cells = int(rng.integers(10, 900))
+        single = Work(tokens=1, scans=((1, cells),), chunks=1, runs=int(rng.integers(1, 30)))
+        work = prompt(rng) if i % 2 else single
+        found.append(Sample(**dict(work), kernel="gather", seconds=seconds(work), origin=i // 10, mixed=True))
+    fitted = fit_steps(found, np.random.default_rng(0))
+    for costs, base_s in ((fitted.costs["decode"], BASE_S), (fitted.costs["mixed"], MIXED_BASE_S)):
+        attention = costs.kernels["gather"]
+        assert attention.base_s.value == pytest.approx(base_s, rel=0.05)
+        # Of chunks and runs, as many as there are passes or blocks, nothing can be told.
+        assert (attention.per_chunk_s.value, attention.per_run_s.value) == (0, 0)
+        assert costs.matmul_slopes_s[2].value == pytest.approx(MIXED_TOKEN_S, rel=0.1)
 
 
 def test_a_third_of_the_origins_is_held_out():

@@ -77,6 +77,7 @@ def by_hand(chunks, profile):
     return found + ratio * (prompt_s + decode_s)
 
 
+@pytest.mark.slow
 @given(PASSES, st.sampled_from([ON_4090, ON_H100]))
 def test_a_pass_costs_what_the_tables_say(chunks, profile):
     assert seconds(profile, chunks) == pytest.approx(by_hand(chunks, profile), rel=1e-9)
@@ -169,9 +170,11 @@ def test_a_profile_of_a_machine_from_before_tables_still_loads(tmp_path):
 
 def physics_of(profile):
     shape = memory_shape(profile.model)
-    return PassPhysics(device_named(profile.device), shape, profile.weights, tp=profile.tensor_parallel)
+    divided = {"tp": profile.tensor_parallel, "ep": profile.expert_parallel}
+    return PassPhysics(device_named(profile.device), shape, profile.weights, **divided)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_no_pass_is_faster_than_physics(name):
     profile = load_profile(name)
@@ -206,6 +209,7 @@ def test_many_sequences_beside_a_prompt_take_no_longer_than_both_alone_with_a_ma
     assert further[0] < 1.6 * apart[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_larger_passes_take_longer(name):
     profile = load_profile(name)

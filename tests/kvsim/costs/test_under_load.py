@@ -7,7 +7,8 @@ from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.under_load import ALONE, Host, host_share
 from kvsim.scenario.scenario import load_scenario
-from kvsim.simulation.run import cost_model, profile_of, run
+from kvsim.simulation.run import run
+from kvsim.simulation.set_up import cost_model, profile_of
 from kvsim.simulation.time_breakdown import SECONDS, TERMS
 from policies import Group
 from policies.placement.rule import PassReads

@@ -13,6 +13,7 @@ from kvsim.experiments.estimates import (
     mser5,
     paired_difference,
     paired_ratio,
+    prediction_limit,
     replication_interval,
     t_quantile,
 )
@@ -41,6 +42,15 @@ def test_a_t_interval_by_hand():
     assert found.half_width == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
     assert found.relative == pytest.approx(found.half_width / 2)
     assert found.excludes(0) == (found.low > 0)
+
+
+def test_one_more_replication_exceeds_the_prediction_limit_in_95_of_100():
+    rng = np.random.default_rng(1)
+    drawn = rng.normal(3, 2, (4000, 6))
+    kept = [row[5] >= prediction_limit(row[:5]) for row in drawn]
+    assert np.mean(kept) == pytest.approx(0.95, abs=0.01)
+    assert prediction_limit([1.0]) == -math.inf
+    assert prediction_limit([2.0, 2.0]) == 2
 
 
 def test_one_value_gives_an_infinite_interval():
@@ -99,6 +109,7 @@ def test_mser_reports_a_stream_that_is_too_short():
     assert mser5(np.ones(200)) == (0, True)
 
 
+@pytest.mark.slow
 def test_pairs_with_common_random_numbers_give_narrower_intervals():
     rng = np.random.default_rng(11)
     found, narrower = [], []
@@ -158,11 +169,11 @@ def test_more_comparisons_need_wider_intervals():
 
 
 def test_replications_stop_when_they_are_precise():
-    assert check_precision([1.0, 1.0], 0.02) == (False, False)
-    assert check_precision([1.0] * 5, 0.02) == (True, True)
-    rough = [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert check_precision(rough, 0.02) == (False, False)
-    assert check_precision(rough, 0.02, most=5) == (True, False)
+    exact, rough = replication_interval([1.0] * 5), replication_interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert check_precision(exact, 2, 0.02) == (False, False)
+    assert check_precision(exact, 5, 0.02) == (True, True)
+    assert check_precision(rough, 5, 0.02) == (False, False)
+    assert check_precision(rough, 5, 0.02, most=5) == (True, False)
 
 
 def test_the_stopping_rule_reaches_its_precision():
@@ -171,7 +182,7 @@ def test_the_stopping_rule_reaches_its_precision():
     errors, counts = [], []
     for _ in range(200):
         x = list(rng.normal(10, 1, 5))
-        while not check_precision(x, 0.05, most=200).done:
+        while not check_precision(replication_interval(x), len(x), 0.05, most=200).done:
             x.append(rng.normal(10, 1))
         errors.append(abs(np.mean(x) / 10 - 1))
         counts.append(len(x))

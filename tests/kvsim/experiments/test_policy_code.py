@@ -51,6 +51,7 @@ def test_a_sweep_takes_callables_in_this_process_and_in_others(tmp_path):
     assert json.loads(of_mine.summary)["e2e_s"] == compared.results[1].summary["e2e_s"]
 
 
+@pytest.mark.slow
 def test_a_sweep_of_callables_goes_on_where_it_was(tmp_path):
     path, few = tmp_path / "a.sqlite", SMALL | {"axes": {}}
 
@@ -81,6 +82,7 @@ def test_built_in_policies_have_no_code_of_their_own():
     assert describe_code("paged") is None
 
 
+@pytest.mark.slow
 def test_what_a_callable_holds_is_part_of_its_code():
     def holding(value):
         return describe_code(lambda config: value)
@@ -91,6 +93,7 @@ def test_what_a_callable_holds_is_part_of_its_code():
     assert len({str(holding(value)) for value in values}) == len(values)
 
 
+@pytest.mark.slow
 def test_an_object_is_described_by_its_attributes():
     class Thing:
         def __init__(self, size):
@@ -104,6 +107,7 @@ def test_an_object_is_described_by_its_attributes():
         describe_code(partial(Mine, iter([1])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ["return Mine(config, keeps_partial={})", "return built(config, {})"])
 def test_what_has_no_file_is_described_by_its_code(body):
     """As in a notebook: a function that uses others by name."""

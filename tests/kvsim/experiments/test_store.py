@@ -69,6 +69,7 @@ def test_every_commit_reaches_the_disk(path):
         assert (mode, synchronous) == ("wal", 2)
 
 
+@pytest.mark.slow
 def test_two_sweeps_cannot_share_a_file(path):
     with Store(path):
         code = f"from kvsim.experiments.store import Store; Store({str(path)!r})"
@@ -102,21 +103,23 @@ def test_another_version_is_refused(path):
     assert complaint(path) == answer
 
 
-def test_a_store_of_the_first_format_gets_the_new_columns(path):
-    """The tables of format 1 had two columns less."""
+@pytest.mark.parametrize(("version", "lacks"), [(1, ("warnings", "times", "sketches")), (2, ("sketches",)), (3, ())])
+def test_a_store_of_an_earlier_format_gets_the_new_columns(path, version, lacks):
     with Store(path) as store:
         store.add([row("a")])
     with closing(sqlite3.connect(path)) as old:
-        old.execute("ALTER TABLE points DROP COLUMN warnings")
-        old.execute("ALTER TABLE points DROP COLUMN times")
-        old.execute("PRAGMA user_version = 1")
+        for column in (*lacks, "checksum"):
+            old.execute(f"ALTER TABLE points DROP COLUMN {column}")
+        old.execute(f"PRAGMA user_version = {version}")
         old.commit()
     for _ in range(2):
         with Store(path) as store:
             assert [each.warnings for each in store.rows()] == ["[]"]
+            assert store.drop_damaged() == []
     with Store(path) as store:
-        store.add([row("b", 1, warnings='["unstable"]')])
+        store.add([row("b", 1, warnings='["unstable"]', sketches='{"ttft": [2, [0.5, 1.0]]}')])
         assert [each.warnings for each in store.rows()] == ["[]", '["unstable"]']
+        assert [each.latencies() for each in store.rows()] == [{}, {"ttft": (2, [0.5, 1.0])}]
 
 
 def test_a_file_that_is_cut_short_is_refused(path):
@@ -159,3 +162,29 @@ def test_a_full_disk_keeps_finished_runs(path):
         assert [each.digest for each in store.rows()] == ["a"]
     with Store(path) as store:
         assert store.digests() == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "fault"),
+    [
+        ("measures", '{"a": 1', "measures is not the JSON of an object"),
+        ("summary", "[]", "summary is not the JSON of an object"),
+        ("warnings", "", "warnings is not the JSON of a list"),
+        ("error", b"\xff\xfe", "error is no text"),
+        ("replication", "x", "replication is no number"),
+        ("measures", '{"a": 2}', "it is not what was stored"),
+        ("status", "failed", "it is not what was stored"),
+    ],
+)
+def test_a_damaged_run_is_named_and_forgotten(column, value, fault, path):
+    with Store(path) as store:
+        store.add([row("a"), row("b", 1)])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        text = f"CAST(X'{value.hex()}' AS TEXT)" if isinstance(value, bytes) else f"'{value}'"
+        connection.execute(f"UPDATE points SET {column} = {text} WHERE digest = 'b'")
+    with Store(path) as store:
+        (line,) = store.drop_damaged()
+        assert line.startswith(f"{path}: a damaged run (policy ")
+        assert line.endswith(f": {fault}; it is done again")
+        assert store.digests() == {"a"}
+        assert store.drop_damaged() == []

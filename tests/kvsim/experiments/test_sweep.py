@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from kvsim import UserError, sweep
 from kvsim.costs.efficiency import efficiencies
 from kvsim.experiments import fingerprint
 from kvsim.experiments.store import Store
+from policies.checked import CheckedPolicy
 from tests.kvsim.experiments.small_sweeps import SMALL
 from tests.worlds import command
 
@@ -39,6 +41,7 @@ def executed(path):
         return [timing.digest for timing in store.timings()]
 
 
+@pytest.mark.slow
 def test_every_point_has_rows(small):
     assert len(small.rows) == 24 + 6
     assert len(small.table) == 18
@@ -91,6 +94,7 @@ def test_no_run_is_executed_twice(small):
     assert seen == [(30, 30, 6), (30, 30, 6)]
 
 
+@pytest.mark.slow
 def test_a_larger_sweep_executes_only_missing_runs(small, tmp_path):
     path = tmp_path / "grown.sqlite"
     few = SMALL | {"axes": {"cache.cells": [512], "workload.rate": [60.0]}, "policies": ["paged"]}
@@ -103,6 +107,7 @@ def test_a_larger_sweep_executes_only_missing_runs(small, tmp_path):
     assert len(executed(path)) == 24
 
 
+@pytest.mark.slow
 def test_stored_runs_move_to_their_new_points(tmp_path):
     path = tmp_path / "moved.sqlite"
     few = SMALL | {"axes": {"cache.cells": [512]}, "policies": ["paged"]}
@@ -213,6 +218,7 @@ def test_the_best_of_each_point(small):
         small.best("speed")
 
 
+@pytest.mark.slow
 def test_pictures_and_tables_are_saved(small, tmp_path):
     written = small.save(tmp_path / "kept")
     names = ["one.json", "one.csv", "one-runs.csv", "one-best.csv", "one-failures.csv", "one.png"]
@@ -221,6 +227,7 @@ def test_pictures_and_tables_are_saved(small, tmp_path):
     assert written[-1].read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "axes",
     [
@@ -236,7 +243,7 @@ def test_any_number_of_axes_can_be_drawn(tmp_path, axes):
     sweep(few, out=tmp_path / "a.sqlite", workers=1).plot("ttft_p95").savefig(tmp_path / "a.png")
 
 
-LONGER = TOML.replace("requests = 60", "requests = 1200")
+LONGER = TOML.replace("requests = 60", "requests = 600").replace("replications = 5", "replications = 3")
 """Long enough that a sweep can be disturbed."""
 
 
@@ -278,7 +285,7 @@ def test_a_killed_sweep_can_be_resumed(tmp_path):
     for _ in range(2):
         killed = start(tmp_path, "--workers", "2")
         wait_for(tmp_path / "a.sqlite")
-        time.sleep(moments.uniform(0.0, 2.0))
+        time.sleep(moments.uniform(0.0, 1.0))
         killed.kill()
         killed.communicate()
         with closing(Store(tmp_path / "a.sqlite")) as store:
@@ -287,7 +294,7 @@ def test_a_killed_sweep_can_be_resumed(tmp_path):
     assert result.rows == undisturbed.rows
     assert kept == sorted(kept)
     digests = executed(tmp_path / "a.sqlite")
-    assert len(digests) == len(set(digests)) == 60
+    assert len(digests) == len(set(digests)) == 36
 
 
 @pytest.mark.slow
@@ -304,7 +311,7 @@ def test_an_interrupted_sweep_says_how_to_resume(tmp_path, after_s):
     assert running.returncode == 130
     assert out == ""
     (line,) = err.splitlines()
-    said = re.fullmatch(r"kvsim: stopped; (\d+) of 60 runs are kept; the same command goes on from there", line)
+    said = re.fullmatch(r"kvsim: stopped; (\d+) of 36 runs are kept; the same command goes on from there", line)
     with closing(Store(tmp_path / "a.sqlite")) as store:
         # One may have been stored that was not counted any more.
         assert len(store.digests()) - int(said[1]) in (0, 1)
@@ -320,6 +327,7 @@ def within(tmp_path, monkeypatch):
     return lambda *arguments: command("sweep", "small.toml", "--workers", "1", *arguments)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_a_conclusion(within, tmp_path):
     finished = within("--requests", "20")
     assert (finished.returncode, finished.stderr) == (0, "")
@@ -331,6 +339,7 @@ def test_the_command_prints_a_table_and_a_conclusion(within, tmp_path):
     assert len(pd.read_csv(tmp_path / "results" / "small" / "runs.csv")) == 24
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_object(within):
     printed = json.loads(within("--json", "--requests", "20", "--seed", "5").stdout)
     assert {"name", "store", "runs", "failed", "measure", "level", "conclusion", "points", "best", "failures"} <= {
@@ -340,6 +349,7 @@ def test_the_command_prints_one_object(within):
     assert printed["points"][0]["requests"] <= 20
 
 
+@pytest.mark.slow
 def test_the_command_lists_failures(within, tmp_path):
     text = (tmp_path / "small.toml").read_text().replace("512", "128")
     (tmp_path / "small.toml").write_text(text)
@@ -358,6 +368,7 @@ def test_an_invalid_file_leaves_nothing_behind(within, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
 
 
+@pytest.mark.slow
 def test_a_missing_dask_scheduler_is_reported(within, tmp_path, monkeypatch):
     pytest.importorskip("distributed")
     monkeypatch.setattr("kvsim.experiments.workers._CONNECT_S", 0.5)
@@ -379,3 +390,80 @@ def test_a_run_depends_on_what_its_estimate_is_made_of(monkeypatch):
     other = fitted.model_copy(update={"decode": fitted.decode.model_copy(update={"reading": 0.5})})
     monkeypatch.setitem(efficiencies()["vllm"], "nvidia", other)
     assert before != fingerprint.scenario_parts(kvsim.load_scenario("chat", **on))
+
+
+@pytest.mark.slow
+def test_a_lost_dask_scheduler_ends_in_a_line_and_keeps_what_was_done(tmp_path, capfd):
+    distributed = pytest.importorskip("distributed")
+    start = "import sys; from distributed.cli.dask_{} import main; sys.exit(main(sys.argv[1:]))"
+
+    def begin(what, *arguments):
+        return subprocess.Popen(
+            [sys.executable, "-c", start.format(what), *arguments], cwd=tmp_path, stderr=subprocess.DEVNULL
+        )
+
+    file = tmp_path / "scheduler.json"
+    scheduler = begin(
+        "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)
+    )
+    worker = begin("worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-dashboard")
+    try:
+        while not file.exists():
+            time.sleep(0.05)
+        address = json.loads(file.read_text())["address"]
+        done = []
+
+        def kill_scheduler(*counts):
+            done.append(counts)
+            if counts[0] > done[0][0]:
+                scheduler.kill()
+
+        line = (
+            f"^{address}: the dask scheduler was lost; start it again, or leave out --dask, and give the same command"
+        )
+        with pytest.raises(UserError, match=line):
+            sweep(SMALL, out=tmp_path / "lost.sqlite", dask=address, progress=kill_scheduler)
+    finally:
+        for process in (worker, scheduler):
+            process.kill()
+            process.wait()
+    assert distributed is not None
+    assert capfd.readouterr().err == ""
+    with Store(tmp_path / "lost.sqlite") as store:
+        assert len(store.digests()) >= done[-1][0] > done[0][0]
+
+
+@pytest.mark.slow
+def test_a_damaged_run_is_named_and_done_again(within, tmp_path):
+    assert within("--json").returncode == 0
+    store = next(tmp_path.rglob("*.sqlite"))
+    with Store(store) as found:
+        before = found.rows()
+    with closing(sqlite3.connect(store)) as connection, connection:
+        connection.execute("UPDATE points SET measures = substr(measures, 1, 40) WHERE digest = ?", (before[0].digest,))
+    again = within("--json")
+    assert again.returncode == 0
+    assert "a damaged run (policy " in again.stderr
+    with Store(store) as found:
+        assert found.rows() == before
+
+
+def test_stored_runs_are_done_again_where_policies_are_to_be_held_to_their_word(tmp_path):
+    """With the same results."""
+    table, path = SMALL | {"axes": {"cache.cells": [1024]}, "replications": 1}, tmp_path / "one.sqlite"
+    plain, checked = (sweep(table, out=path, workers=1, requests=9, check=check) for check in (False, True))
+    assert len(executed(path)) == 2 * len(plain.runs)
+    assert [row.times for row in checked.rows] == [row.times for row in plain.rows]
+
+
+def test_a_policy_that_does_not_hold_its_word_is_a_failed_run(within, monkeypatch):
+    def refuses(policy, always, **_):
+        assert always
+        raise UserError("step 1: no word is held to")
+
+    assert within("--requests", "9").stderr == ""
+    monkeypatch.setattr(CheckedPolicy, "__init__", lambda self, policy, *_, **how: refuses(policy, **how))
+    assert within("--requests", "9").stderr == ""
+    done = within("--requests", "9", "--check")
+    assert done.returncode == 0
+    assert "point 0 under paged, replication 0: step 1: no word is held to" in done.stderr

@@ -9,6 +9,7 @@ import pytest
 
 import kvsim
 from kvsim import UserError
+from kvsim.experiments.interval_text import from_to
 from kvsim.experiments.measures import (
     MEASURES,
     Objectives,
@@ -43,10 +44,11 @@ def test_a_difference_that_holds_has_its_interval():
     noise = np.array([0.01, -0.01, 0.0, 0.005, -0.005])
     verdict = judge({"a": given(*COMMON), "b": given(*(1.2 * COMMON + noise)), "oracle": given(*COMMON)})
     assert verdict.line == (
-        "a has the lowest mean end-to-end latency of all policies: 17 % (16 to 17 %) below b; 1.00 × oracle"
+        "a has the lowest mean end-to-end latency of all policies: 17 % (155 to 269 ms) below b; 1.00 × oracle"
     )
     assert verdict.ranking.holds
     assert verdict.from_best["b"].low > 0
+    assert from_to(verdict.from_best["b"], 1e3) in verdict.line, "the interval of the table"
     assert (verdict.from_best["a"].low, verdict.from_best["a"].high) == (0, 0)
     assert verdict.from_bound["a"].value == pytest.approx(1)
 
@@ -55,8 +57,8 @@ def test_a_difference_that_may_be_chance_gives_no_clear_best():
     noise = np.array([0.2, -0.2, 0.1, -0.15, 0.1])
     line = judge({"a": given(*COMMON), "b": given(*(COMMON + noise)), "c": given(*(3 * COMMON))}).line
     assert line == (
-        "no clear best: a has the lowest mean end-to-end latency of all policies, but b (0.9 % slower) may be as "
-        "fast: 5 replications cannot tell them apart; every other policy is slower by more than chance"
+        "no clear best: a has the lowest mean end-to-end latency of all policies; no difference that 5 replications "
+        "can show: 0.9 % (-260 to 280 ms) below b; clearly 67 % (1,370 to 2,870 ms) below c"
     )
 
 
@@ -126,12 +128,13 @@ def test_identical_policies_are_not_told_apart_by_replications():
         times={"a": list("vwxyz"), "b": list("vwxyz"), "c": list("12345")},
     )
     assert verdict.ranking.holds
-    assert verdict.line.endswith("of all policies: 50 % below c")
+    assert verdict.line.endswith("of all policies: 50 % (760 to 1,360 ms) below c")
     assert (verdict.from_best["b"].low, verdict.from_best["b"].high) == (0, 0)
 
 
 def test_a_difference_too_small_to_be_shown_is_not_zero():
     assert ": less than 0.1 % below b;" in judge({"a": given(1.0), "b": given(1.0002)}).line
+    assert ": more than 99 % below b;" in judge({"a": given(1.0), "b": given(5000.0)}).line
 
 
 def test_a_policy_that_drops_tokens_is_marked():
@@ -214,6 +217,7 @@ def chat():
     return kvsim.run(kvsim.load("chat", workload__requests=300), "paged", detail="tables")
 
 
+@pytest.mark.slow
 def test_measures_without_warmup_are_those_of_the_summary(chat):
     full, short = measures(chat, "none"), measures(kvsim.run(chat.scenario, "paged"), "none")
     assert tuple(full) == MEASURES
@@ -233,6 +237,7 @@ def test_measures_of_a_whole_run_need_no_states(chat):
     )
 
 
+@pytest.mark.slow
 def test_measures_after_a_warmup_need_no_table_of_the_cache(chat):
     for policy in ("paged", "streams", "contiguous", "fill-holes"):
         whole, brief = (kvsim.run(chat.scenario, policy, detail=detail) for detail in ("tables", "rows"))
@@ -310,7 +315,9 @@ def test_compare_with_replications(within, tmp_path):
     finished = within("compare", "chat", *THREE, "--replications", "3", "--plots")
     assert (finished.returncode, finished.stderr) == (0, "")
     printed = " ".join(finished.stdout.split())
-    assert "3 replications, 95% intervals (t)" in printed
+    assert (
+        "3 replications, 95% intervals; latencies in milliseconds: the mean of the runs' means, percentiles" in printed
+    )
     assert "Conclusion: " in printed
     folder = tmp_path / "results" / "chat"
     table = pd.read_csv(folder / "replications.csv")
@@ -334,15 +341,17 @@ def test_compare_once_concludes_too(within):
     assert printed["pareto"]
 
 
+@pytest.mark.slow
 def test_compare_finds_identical_policies_request_by_request():
     """vllm and paged do the same under this scheduler; a budget for prompts would tell them apart."""
-    scenario = kvsim.load_scenario("chat", workload__requests=60)
+    scenario = kvsim.load_scenario("chat", workload__requests=60, server__scheduler="llama-server")
     compared = kvsim.compare(scenario, ["vllm", "paged", "contiguous"], snapshots=False, replications=2)
     assert compared.verdict.identical == (("vllm", "paged"),)
     vllm, paged, _ = (result.requests for result in compared.results)
     assert vllm["finished_s"].equals(paged["finished_s"])
 
 
+@pytest.mark.slow
 def test_warnings_that_policies_share_are_given_once():
     scenario = kvsim.load_scenario("chat", workload__requests=200, workload__rate=100.0)
     compared = kvsim.compare(scenario, ["vllm", "paged", "ring"], snapshots=False)

@@ -41,6 +41,7 @@ def kill_at_three(number):
     return number
 
 
+@pytest.mark.slow
 def test_forked_processes_do_the_jobs_with_what_is_here(monkeypatch):
     monkeypatch.setattr("tests.kvsim.experiments.test_workers.HERE", [None])
     done = list(map_ordered(double, range(20)))
@@ -68,6 +69,7 @@ def test_a_forked_process_that_dies_is_told():
         list(map_unordered(kill_at_three, range(6), workers=2))
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_last_job_that_is_wanted():
     jobs = map_unordered(double, range(100), workers=2)
     _, process = next(jobs)
@@ -98,12 +100,12 @@ def test_forked_or_new_the_processes_give_the_same(monkeypatch):
 
 
 FOREVER = """
-import time
+import ctypes
 from kvsim.experiments.workers import map_unordered
 
 def work(number):
     print(number, flush=True)
-    time.sleep(600)
+    ctypes.PyDLL(None).sleep(600)  # With Python's lock, so that no other thread of the worker runs.
 
 list(map_unordered(work, [0, 1], workers=2))
 """

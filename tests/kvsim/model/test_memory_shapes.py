@@ -1,11 +1,12 @@
 """Shapes of models by name, from a config.json and from GGUF files, and models as the keys of a config.json."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from kvsim.costs.memory_plan import plan
-from kvsim.errors import UserError
+from kvsim.errors import LIMITS, UserError
 from kvsim.model.config_shapes import shape_of_config
 from kvsim.model.memory_shapes import config_fields, memory_shape, model_names
 from tests.gguf_files import Small
@@ -144,6 +145,17 @@ def test_a_gguf_file_that_cannot_be_planned_is_refused_in_one_line(tmp_path, fie
         memory_shape(str(Small(fields=fields).write(tmp_path / "odd.gguf")))
     assert answer in str(said.value)
     assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize("case", ["unknown kind", "linear", "recurrent", "layers without attention"])
+def test_what_is_not_simulated_is_refused_with_the_page_that_says_what_is_not(tmp_path, case):
+    if case in BAD_CONFIGS:
+        model = config(tmp_path, **BAD_CONFIGS[case][0])
+    else:
+        model = str(Small(fields=BAD_FILES[case][0]).write(tmp_path / "odd.gguf"))
+    with pytest.raises(UserError, match=LIMITS):
+        memory_shape(model)
+    assert (Path(__file__).parents[3] / "docs" / "limits.md").is_file()
 
 
 # As the keys of a config.json

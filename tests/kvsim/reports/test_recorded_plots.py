@@ -23,6 +23,7 @@ def texts(axis):
     return {text.get_text() for text in axis.texts}
 
 
+@pytest.mark.slow
 def test_a_row_for_each_recording(figure):
     axes = figure.plot().axes
     assert len(axes) == 2 * PANELS
@@ -41,6 +42,7 @@ def test_the_pace_and_the_steps_that_are_compared(figure):
         assert lines["pace"][-1, 1] == pytest.approx(1.3, abs=0.02)
 
 
+@pytest.mark.slow
 def test_one_disturbed_step_does_not_hide_the_others(tmp_path):
     lines = vllm_recording(Asked(asked(40)))
     step = [line for line in lines if line["type"] == "step"][101]
@@ -49,6 +51,7 @@ def test_one_disturbed_step_does_not_hide_the_others(tmp_path):
     assert axis.get_ylim()[1] < 3
 
 
+@pytest.mark.slow
 def test_what_was_not_recorded_is_said(figure, tmp_path):
     llama, vllm = figure.plot().axes[:PANELS], figure.plot().axes[PANELS:]
     assert [texts(axis) == {"not recorded"} for axis in llama] == [False, False, False, True, True, False]

@@ -185,6 +185,7 @@ def test_no_legend_covers_a_line(results, sweep_result, recommended):
     assert covered(figures[0]), "the control"
 
 
+@pytest.mark.slow
 def test_snapshots_are_complete_and_small(results):
     kept = load_snapshots(results / FILE)
     assert [snapshots.policy for snapshots in kept] == list(POLICIES)
@@ -233,6 +234,7 @@ def test_damaged_results_are_refused_in_a_line(results, tmp_path, spoil, what):
     assert not (folder / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_snapshots_of_earlier_versions_are_shown(results, tmp_path):
     folder = tmp_path / "results"
     shutil.copytree(results, folder)
@@ -240,6 +242,7 @@ def test_snapshots_of_earlier_versions_are_shown(results, tmp_path):
     assert kvsim.report(folder).read_text(encoding="utf-8").count('class="strip"') == len(POLICIES)
 
 
+@pytest.mark.slow
 def test_the_command(results, tmp_path):
     done = command("report", str(results), "--out", str(tmp_path / "deep" / "page.html"))
     assert (done.returncode, done.stderr) == (0, "")
@@ -269,6 +272,7 @@ def sweep_page(sweep_result):
     return kvsim.report(sweep_result.store)
 
 
+@pytest.mark.slow
 def test_a_report_of_a_sweep(sweep_page):
     html = sweep_page.read_text(encoding="utf-8")
     printed = json.loads((sweep_page.parent / "little.json").read_text())
@@ -381,6 +385,7 @@ def column(browser, n):
     return browser.execute_script(script, n)
 
 
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [390, 1200])
@@ -414,6 +419,7 @@ return found;
 """What of the tables a reader would have to scroll sideways for, or is cut off."""
 
 
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize("width", [390, 768, 1280])
 @pytest.mark.parametrize("of", PAGES)
@@ -487,6 +493,7 @@ def test_tables_sort_both_ways(browser, page):
     assert browser.find_elements("css selector", "th")[3].get_attribute("aria-sort") == "ascending"
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_slider_moves_the_snapshots(browser, page):
     look(browser, page)

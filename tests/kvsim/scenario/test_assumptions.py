@@ -10,7 +10,7 @@ from kvsim.costs.memory_settings import PlanSettings
 from kvsim.model.engine_versions import ENGINE_VERSIONS, LLAMACPP_B4666, LLAMACPP_B6975, PRESENT, VLLM_0_33_0
 from kvsim.scenario.assumptions import assumptions
 from kvsim.scenario.scenario import load_scenario
-from kvsim.simulation.run import build_policy
+from kvsim.simulation.set_up import build_policy
 from policies import available
 from policies.presets import PRESETS
 from tests.worlds import command
@@ -153,22 +153,6 @@ def test_cells_that_are_rounded_up_are_said():
     assert not any("rounded" in line for line in assumptions(said("contiguous", cache__cells=1000)))
 
 
-@pytest.mark.parametrize(
-    ("keys", "names"),
-    [
-        ({"server__scheduler": "vllm", "server__cache_ram": 0, "server__n_keep": 3}, "server.n_keep, server.cache_ram"),
-        ({"server__scheduler": "llama-server-b4875", "server__cache_ram": 0}, "server.cache_ram"),
-        ({"server__async_scheduling": True}, "server.async_scheduling"),
-        ({"server__async_scheduling": False, "server__cache_ram": 4}, ""),
-        ({"server__scheduler": "vllm", "server__cache_ram": 8192}, ""),
-    ],
-)
-def test_settings_that_a_scheduler_does_not_look_at_are_said(keys, names):
-    lines = [line for line in assumptions(said(**keys)) if line.startswith("the scheduler ")]
-    scheduler = keys.get("server__scheduler", "llama-server")
-    assert lines == ([f"the scheduler {scheduler} ignores {names}"] if names else [])
-
-
 def test_a_stated_kernel_comes_first():
     assert build_policy(said("llama.cpp-b6975", cache__kernel="masked")).kernel == "masked"
     assert build_policy(said("llama.cpp-b4666", cache__kernel="tiled")).kernel == "tiled"
@@ -207,8 +191,10 @@ def test_a_run_under_another_policy_takes_that_policys_engine():
 
 
 BATCH = "assumed of the server, as in llama.cpp b6975: batch 2,048/512 (--batch-size/--ubatch-size)"
+EARLY = "assumed of the server, as in llama.cpp b4666:"
 VLLM = "assumed of the server, as in vLLM 0.33.0: "
 STEP = "2,048 tokens in a step (--max-num-batched-tokens)"
+BLOCKS = "assumed under vllm, as in vLLM 0.33.0: blocks of 16 (--block-size)"
 NOT_AHEAD = "each step composed when the one before it has ended, as on CPUs"
 
 
@@ -224,8 +210,8 @@ NOT_AHEAD = "each step composed when the one before it has ended, as on CPUs"
         ("paged", {"server__scheduler": "vllm", "server__async_scheduling": False}, [VLLM + STEP]),
         ("paged", {"server__scheduler": "vllm", "server__n_batch": 64}, [VLLM + NOT_AHEAD]),
         ("paged", {"server__scheduler": "vllm", "server__n_batch": 64, "server__async_scheduling": True}, []),
-        ("vllm", {}, [BATCH, "assumed under vllm, as in vLLM 0.33.0: blocks of 16 (--block-size)"]),
-        ("vllm", {"cache__block_size": 16}, [BATCH]),
+        ("vllm", {}, [f"{VLLM}{STEP}, {NOT_AHEAD}", BLOCKS]),
+        ("vllm", {"cache__block_size": 16, "server__scheduler": "llama-server"}, [BATCH]),
         (
             "llama.cpp-b6975",
             {},
@@ -250,14 +236,15 @@ NOT_AHEAD = "each step composed when the one before it has ended, as on CPUs"
             "llama.cpp-b4666",
             {},
             [
-                BATCH,
+                f"{EARLY} context shift (no --no-context-shift), slots chosen for half of what they hold "
+                "(--slot-prompt-similarity), batch 2,048/512 (--batch-size/--ubatch-size)",
                 "assumed under llama.cpp-b4666, as in llama.cpp b4666: flash attention off, an equal share of the "
                 "context for each slot, defragmentation above 0.1 (--defrag-thold)",
             ],
         ),
         (
             "llama.cpp-b4666",
-            {"server__slot_context": 512, "cache__threshold": 0.3},
+            {"server__slot_context": 512, "cache__threshold": 0.3, "server__scheduler": "llama-server"},
             [BATCH, "assumed under llama.cpp-b4666, as in llama.cpp b4666: flash attention off"],
         ),
     ],
@@ -270,17 +257,23 @@ def test_what_is_assumed_is_said_and_what_is_stated_is_not(policy, keys, lines):
 def test_tables_and_reports_are_headed_by_what_was_assumed(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("[workload]\nrequests = 12\n[server]\nslots = 8\n")
-    lines = [BATCH, *assumptions(said("llama.cpp-b6975"))[1:], *assumptions(said("vllm"))[1:]]
+    ran = ["scheduler llama-server, 16,384 cells, 8 slots: llama.cpp-b6975 (llama.cpp b6975)"]
+    ran.append("scheduler vllm, 16,384 cells, 8 slots: vllm (vLLM 0.33.0)")
+    lines = [*assumptions(said("llama.cpp-b6975")), *assumptions(said("vllm"))]
     printed = succeeded(command("run", str(file), "-p", "llama.cpp-today"))
-    assert printed.splitlines()[2:4] == lines[:2]
+    head = "mine under llama.cpp-b6975 (llama.cpp b6975), scheduler llama-server, 16,384 cells, 8 slots, seed 1"
+    assert printed.splitlines()[1:4] == [head, *lines[:2]]
     out = tmp_path / "out"
-    printed = succeeded(command("compare", str(file), "-p", "llama.cpp-today", "-p", "vllm", "--out", str(out)))
-    assert printed.splitlines()[4:7] == lines
+    printed = succeeded(
+        command("compare", str(file), "-p", "llama.cpp-today", "-p", "vllm", "--out", str(out), "--all")
+    )
+    assert printed.splitlines()[5:11] == [*ran, *lines]
     saved = json.loads((out / "mine" / "comparison.json").read_text())
-    assert [run["assumed"] for run in saved["policies"]] == [lines[:2], [lines[0], lines[2]]]
+    assert [run["assumed"] for run in saved["policies"]] == [lines[:2], lines[2:]]
+    assert [run["scheduler"] for run in saved["policies"]] == ["llama-server", "vllm"]
     page = tmp_path / "page.html"
     succeeded(command("report", str(out / "mine"), "--out", str(page)))
-    assert all(line in page.read_text() for line in lines)
+    assert all(line in page.read_text() for line in (*ran, *lines))
     sweep = tmp_path / "two.toml"
     sweep.write_text(
         'policies = ["llama.cpp-today", "vllm"]\n[base]\nworkload = { requests = 12 }\n'
@@ -288,7 +281,8 @@ def test_tables_and_reports_are_headed_by_what_was_assumed(tmp_path):
     )
     store = tmp_path / "two.sqlite"
     printed = succeeded(command("sweep", str(sweep), "--out", str(store), "--workers", "1"))
-    assert printed.splitlines()[5:8] == lines
+    schedulers = ["scheduler llama-server: llama.cpp-b6975", "scheduler vllm: vllm"]
+    assert printed.splitlines()[5:11] == [*schedulers, *lines]
     again = json.loads(succeeded(command("sweep", str(sweep), "--out", str(store), "--workers", "1", "--json")))
     assert again["assumed"] == lines
 

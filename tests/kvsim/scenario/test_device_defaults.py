@@ -1,6 +1,7 @@
 """What a scenario on a device takes where it says nothing, and what it leaves behind when it is moved there."""
 
 import json
+import re
 import tomllib
 
 import pytest
@@ -128,7 +129,8 @@ def test_what_was_not_measured_is_estimated():
 def test_the_engine_on_a_device_is_that_of_what_is_named(table, engine):
     table = {"model": ON_4090["model"], **table, "machine": {**ON_4090["machine"], **table.get("machine", {})}}
     scenario = load_scenario(table)
-    expected = {"vllm": "vllm", "llamacpp": "llama-server"}[engine]
+    early = scenario.cache.policy == "llama.cpp-b4666"
+    expected = {"vllm": "vllm", "llamacpp": "llama-server-b4875" if early else "llama-server"}[engine]
     assert scenario.server.scheduler == expected
     if scenario.machine.profile.startswith("estimate:"):
         assert f"engine={engine}&" in scenario.machine.profile
@@ -235,3 +237,51 @@ def test_another_model_leaves_other_cells():
     assert load_scenario("gpu-chat", model="qwen3-8b").cache.cells == default_cells(
         "qwen3-8b", "rtx4090", batch=2048, sequences=256
     )
+
+
+def test_layers_on_the_cpu_leave_memory_to_the_cache():
+    whole = {"model": "llama-3.1-8b", "device": "rtx3060", "machine__weights": "q8_0"}
+    cells = load_scenario("chat", **whole).cache.cells
+    half = load_scenario("chat", **whole, machine__n_gpu_layers=17)
+    assert half.cache.cells > 2 * cells
+    assert half.server.scheduler == "llama-server"
+    assert half.machine.profile == (
+        "estimate:engine=llamacpp&device=rtx3060&model=llama-3.1-8b&tp=1&weights=q8_0&k=f16&v=f16&ngl=17"
+    )
+    # On another device they are another number.
+    assert load_scenario(half, device="rtx3090").machine.n_gpu_layers is None
+
+
+def test_a_model_that_does_not_fit_is_told_how_many_layers_do():
+    large = {"model": "llama-3.3-70b", "device": "rtx3090", "machine__weights": "q4_K_M", "machine__engine": "llamacpp"}
+    with pytest.raises(UserError, match=r"does not fit on rtx3090: .* what would fit: --ngl (\d+), or ") as caught:
+        load_scenario("chat", **large)
+    n = int(re.search(r"--ngl (\d+)", str(caught.value))[1])
+    assert 30 < n < 50
+    assert load_scenario("chat", **large, machine__n_gpu_layers=n).cache.cells >= 8192
+    assert load_scenario("chat", **large, machine__n_gpu_layers=n + 1).cache.cells < 8192
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"machine__engine": "vllm", "machine__n_gpu_layers": 9}, "--ngl: llama.cpp has it and vLLM has not; give "),
+        ({"device": "m4-max", "machine__n_gpu_layers": 9}, "--ngl: Apple M4 Max.* has one memory for CPU and GPU"),
+        ({"machine__n_cpu_moe": 9}, "--n-cpu-moe: llama-3.1-8b has no experts; --ngl keeps whole layers"),
+        ({"machine__n_gpu_layers": -1}, "machine.n_gpu_layers.*greater than or equal to 0"),
+        ({"machine__engine": "vllm", "machine__cpu_gb_s": 51.2}, "--cpu-gb-s: llama.cpp has it and vLLM has not"),
+    ],
+)
+def test_layers_on_the_cpu_are_refused_where_there_can_be_none(changes, said):
+    with pytest.raises(UserError, match=said):
+        load_scenario("chat", model="llama-3.1-8b", **{"device": "rtx3090", **changes})
+
+
+def test_without_flash_attention_scores_take_memory_and_v_is_not_quantised():
+    of = {"model": "llama-3.1-8b", "device": "rtx3090", "machine__weights": "q4_K_M", "machine__engine": "llamacpp"}
+    fused, apart = load_scenario("chat", **of), load_scenario("chat", **of, cache__kernel="masked")
+    assert apart.cache.cells < fused.cache.cells
+    assert apart.machine.profile == fused.machine.profile + "&fa=off"
+    narrow = {"cache__type_k": "q8_0", "cache__type_v": "q8_0"}
+    with pytest.raises(UserError, match=r"llama\.cpp stores V as q8_0 only with flash attention"):
+        load_scenario("chat", **of, cache__kernel="masked", **narrow)

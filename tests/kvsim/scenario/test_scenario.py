@@ -1,6 +1,7 @@
 """Scenario files: what the built-in ones say, what a file may leave out, and what each mistake is answered with."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvsim
-from kvsim import UserError
+from kvsim import UserError, run
+from kvsim.costs.load_profile import load_profile
 from kvsim.scenario.builtin import builtin_names
 from kvsim.scenario.scenario import Scenario, load_scenario
 from workloads import AzureTrace, WorkloadError
@@ -50,12 +52,14 @@ def test_a_built_in_scenario_survives_its_own_file(write, name):
 def test_the_written_file_names_every_key_even_those_not_set():
     text = load_scenario("identical", workload__prompt_tokens={"kind": "lognormal", "mu": 1.0, "sigma": 1.0}).to_toml()
     sections = tomllib.loads(text)
-    assert set(sections) == {"name", "seed", "workload", "model", "server", "cache", "machine"}
+    assert set(sections) == {"name", "seed", "workload", "model", "server", "cache", "machine", "cluster"}
     assert "max" not in sections["workload"]["prompt_tokens"]
     assert sections["server"]["slots"] == "auto"
     server = "server.n_batch, server.n_ubatch, server.slot_context"
     cache = "cache.unified, cache.search, cache.kernel"
-    machine = "machine.device, machine.engine, machine.weights, machine.host_gb_s"
+    machine = (
+        "machine.device, machine.engine, machine.weights, machine.n_gpu_layers, machine.cpu_gb_s, machine.host_gb_s"
+    )
     assert text.endswith(f"# not set: workload.max_output_tokens, {server}, {cache}, {machine}\n")
 
 
@@ -174,6 +178,10 @@ WRONG_VALUES = {
     "slot of one token": ("[server]\nslot_context = 1", "server.slot_context: "),
     "variation that divides by zero": ('[workload]\nkind = "gamma"\ncv = 1e-200', "workload.cv: "),
     "rate that leaves infinite gaps": ("[workload]\nrate = 1e-320", "workload.rate: "),
+    "more than engines count": (
+        "[server]\nn_batch = 9223372036854775808",
+        "server.n_batch: input should be less than or equal to 2147483647, got 9223372036854775808",
+    ),
     "too many slots": (
         "[server]\nslots = 16384\n[cache]\nunified = false",
         "scenario: cache.cells (16384) shared out over server.slots (16384)",
@@ -331,3 +339,36 @@ def test_any_bytes_are_loaded_or_refused(any_path, content):
     any_path.write_bytes(content)
     scenario, message = outcome(any_path)
     assert (scenario is None) == bool(message)
+
+
+# Files that are no such files
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (".".join("a" * 50_000) + " = 1", "a key has more than 100 dots; the keys of such a file have few"),
+        ("a = {" + ".".join("a" * 50_000) + " = 1}", "a key has more than 100 dots; the keys of such a file have few"),
+        ("# " + "x" * 1_000_000, "more than 1 MB; such a file is smaller"),
+    ],
+    ids=["dots", "dots within", "large"],
+)
+def test_a_file_that_takes_too_long_to_read_is_refused(text, fault, tmp_path):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(UserError, match=rf"mine\.toml: {fault}$"):
+        load_scenario(tmp_path / "mine.toml")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no device without an end here")
+def test_no_more_is_read_of_a_file_without_an_end_than_such_a_file_has():
+    with pytest.raises(UserError, match=r"^/dev/zero: more than 1 MB; such a file is smaller$"):
+        load_scenario("/dev/zero")
+    with pytest.raises(UserError, match=r"^/dev/zero: more than 16 MB; such a file is smaller$"):
+        load_profile("/dev/zero")
+
+
+def test_of_users_without_number_those_are_there_that_ask():
+    asked = {"kind": "closed-loop", "requests": 5, "users": 5, "think_s": 1.0}
+    few, many = [run(load_scenario({"workload": {**asked, "users": users}})).summary for users in (5, 10**9)]
+    del few["wall_s"], many["wall_s"]
+    assert few == many

@@ -8,8 +8,9 @@ from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.request_log import RequestLog
-from kvsim.simulation.run import build_policy, cost_model, drive, ledger_for
+from kvsim.simulation.run import drive
 from kvsim.simulation.run_tables import Table, requests_table
+from kvsim.simulation.set_up import build_policy, cost_model, ledger_for
 from policies.cells.region_search import SEARCHES
 from policies.layouts.paged import PagedPolicy
 from tests.worlds import attributes_of

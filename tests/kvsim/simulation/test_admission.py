@@ -48,6 +48,7 @@ def test_no_evict_starts_as_many_as_can_end():
     assert [len(step) for step in story.steps] == [2] * 9 + [1] * 9
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(world=scenarios(schedulers=("vllm",)))
 def test_no_evict_never_preempts(world):
@@ -106,6 +107,7 @@ def requests_in(found):
     return pd.read_csv(io.StringIO(requests))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("detail", ["requests", "tables"])
 @pytest.mark.parametrize("scheduler", ["vllm", "llama-server"])
 def test_a_request_starts_at_the_step_at_which_the_share_has_fallen_enough(scheduler, detail):

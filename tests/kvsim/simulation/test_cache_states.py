@@ -194,6 +194,7 @@ def test_nothing_is_kept_unless_asked_for():
         states.kept().means_between(0.0, 1.0)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 99),

@@ -115,6 +115,7 @@ def test_what_is_no_duration_is_refused(bad):
         fed([1.0, bad, *[1.0] * 5000])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 99),

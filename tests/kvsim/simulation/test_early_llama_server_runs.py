@@ -13,8 +13,8 @@ import pytest
 
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy
 from kvsim.simulation.schedulers import SCHEDULERS
+from kvsim.simulation.set_up import build_policy
 from policies import Content, OutOfCells
 from tests.paths import DATA
 from tests.worlds import GivenTimes

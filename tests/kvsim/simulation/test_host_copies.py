@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from kvsim.costs.load_profile import load_profile
 from kvsim.costs.profile import Coefficient, HostCopyCost
 from kvsim.reports.comparison_report import _caches
 from kvsim.reports.report import SnapshotStrip, report_of
+from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.run import run
 from kvsim.simulation.snapshots import Snapshots, load_snapshots, save_snapshots
 from kvsim.simulation.time_breakdown import SECONDS
@@ -43,6 +45,31 @@ def test_every_copy_is_counted_and_priced(name):
     assert found["loads"] > 10
     assert found["copy_s"] == pytest.approx((found["bytes_out"] + found["bytes_in"]) / 0.05e9, rel=1e-3)
     assert 0 < found["most_bytes"] <= found["limit_bytes"] == 8192 << 20
+
+
+TIER = {
+    "workload": {"kind": "sessions", "sessions": 20, "rate": 3.0, "system_tokens": {"kind": "fixed", "value": 2000}},
+    "model": {"name": "llama-3.1-8b"},
+    "cache": {"policy": "paged", "cells": 5000, "host_cells": 100_000},
+    "machine": {"device": "rtx4090"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("detail", ["cache", "tables"])
+def test_a_tier_behind_a_device_takes_its_bus_and_steps_wait_for_it(detail):
+    """Not the device's own memory; and counted where it waits, once."""
+    found = run(load_scenario(TIER), detail=detail).summary
+    copied = found["host"]["bytes_out"] + found["host"]["bytes_in"]
+    assert copied > 1e8
+    assert found["host"]["step_copies_s"] == pytest.approx(copied / 24e9, rel=1e-6)
+    assert found["inferred"]["host_copies"].startswith("at 24 GB/s, what its PCIe 4.0 x16 carries")
+    slow = run(load_scenario(TIER, machine__host_gb_s=0.5)).summary
+    assert slow["host"]["step_copies_s"] > 20 * found["host"]["step_copies_s"]
+    assert slow["ttft_s"]["mean"] > found["ttft_s"]["mean"]
+    assert "host_copies" not in slow["inferred"]
+    without = run(load_scenario(TIER, cache__host_cells=0)).summary
+    assert without["prefix"]["hit_rate"] < found["prefix"]["hit_rate"]
 
 
 def test_sequences_with_a_window_are_smaller():
@@ -97,8 +124,9 @@ def test_a_price_comes_from_calibration_else_from_copies_inside_the_cache_else_f
     assert CostModel(calibrated, cell_bytes=1000.0).host_copies(back) == pytest.approx(2 + 8)
     assert CostModel(calibrated).host_copies_basis is None
     stated = load_profile("h100_sxm-llama-3.1-8b")
-    assert CostModel(stated, cell_bytes=1e6).host_copies(out) == pytest.approx(40e6 / 20e9)
-    assert "20 GB/s" in CostModel(stated).host_copies_basis
+    on = CostModel(stated, cell_bytes=1e6)
+    assert on.host_copies(out) == pytest.approx(40e6 / 48e9)
+    assert "48 GB/s, what its PCIe 5.0 x16 carries" in on.host_copies_basis
     still = inside.model_copy(update={"moves": None})
     assert CostModel(still, cell_bytes=1e6).host_copies(out) == pytest.approx(40e6 / 1.5e9)
     assert CostModel(still, cell_bytes=1e6).host_copies(back) == pytest.approx(40e6 / 6e9)
@@ -118,7 +146,7 @@ def test_a_run_says_what_the_host_cache_did():
     assert f"host cache: {found['saves']} saves (" in told
     assert f", {found['loads']} loads (" in told
     assert "of copying; at most" in told
-    assert "held of 8,192 MiB" in told
+    assert "held of 8.00 GiB" in told
     assert "ahead of use" not in told
     assert "held without a limit" in printed(run(chats(server__cache_ram=-1)))
     assert "host cache" not in printed(run(chats(server__cache_ram=0)))
@@ -159,8 +187,10 @@ def test_a_report_has_columns_only_where_a_policy_copies():
     assert "bytes to the host" in heads
     _, done = _caches([paged.summary])
     assert not any("host" in column.heading for column in done.columns)
+    *_, line = report_of(copying).sections[1].text
+    assert re.fullmatch(r"host cache: .*iB\), .*iB\), .*iB held of 8\.00 GiB", line), "all sizes in powers of two"
     said = [SnapshotStrip(Snapshots.of(r.policy, r.frames)).data["said"] for r in (copying, paged)]
-    assert said[0][0] == "host cache: 0 prompts, 0.0 MB"
+    assert said[0][0] == "host cache: 0 prompts, 0 B"
     assert any(words.startswith("host cache: 2 prompts, ") for words in said[0])
     assert said[1] == []
 

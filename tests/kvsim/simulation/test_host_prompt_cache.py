@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvsim.scenario.scenario import load_scenario
-from kvsim.simulation.run import build_policy
 from kvsim.simulation.schedulers.host_prompt_cache import MIB, HostPromptCache
+from kvsim.simulation.set_up import build_policy
 from policies import NOTHING, Content
 
 CONTEXT = 512

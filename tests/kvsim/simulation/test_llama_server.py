@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, run
+from kvsim.simulation.run import run
 from kvsim.simulation.schedulers.llama_server import LlamaServer
 from kvsim.simulation.schedulers.slots import reused_runs
+from kvsim.simulation.set_up import build_policy
 from policies import CacheConfig, Content
 from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
 from tests.kvsim.simulation.stories import each, says, tell
@@ -357,10 +358,9 @@ def test_a_state_that_finds_no_room_stays_in_the_host_cache_and_empties_its_slot
 
 def test_a_host_cache_that_a_policy_cannot_have_is_named():
     asked = {"workload": {"requests": 5}, "server": {"slots": 2, "cache_ram": 64}}
-    said = run(load_scenario(asked), "paged").warnings
-    assert said == ("server.cache_ram: no host cache under paged, which copies no whole sequences",)
-    assert run(load_scenario(asked), "contiguous").warnings == ()
-    assert run(load_scenario({**asked, "server": {"slots": 2}}), "paged").warnings == ()
+    assert run(load_scenario(asked), "paged").summary["without_effect"] == ["server.cache_ram"]
+    assert run(load_scenario(asked), "contiguous").summary["without_effect"] == []
+    assert run(load_scenario({**asked, "server": {"slots": 2}}), "paged").summary["without_effect"] == []
 
 
 def test_a_slot_whose_state_finds_no_room_is_cleared_of_what_it_held():

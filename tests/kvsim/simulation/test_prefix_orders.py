@@ -114,6 +114,7 @@ def edges(texts):
     return len({tuple(map(tuple, text.tokens()[: n + 1].tolist())) for text in texts for n in range(text.n)})
 
 
+@pytest.mark.slow
 @given(TREES)
 @settings(max_examples=40, deadline=None)
 @pytest.mark.parametrize("queue_of", [lambda policy: LongestPrefixQueue(policy, 0), lambda policy: DepthFirstQueue()])

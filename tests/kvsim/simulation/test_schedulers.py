@@ -77,6 +77,10 @@ cache = st.fixed_dictionaries(
         "free_order": st.sampled_from(["0.33.0", "0.22.1"]),
         "watermark": st.sampled_from([0.0, 0.1, 0.3]),
         "host_cells": st.sampled_from([128, 16, 0]),
+        "offload_order": st.sampled_from(["lru", "arc"]),
+        "offload_blocks": st.sampled_from([1, 2]),
+        "offload_store_threshold": st.sampled_from([0, 2]),
+        "offload_answers": st.booleans(),
     }
 )
 BY_NAME = {preset.name: preset for preset in PRESETS}
@@ -178,6 +182,18 @@ def test_every_request_ends_once_and_leaves_nothing_behind(seed, workload, serve
     cache.map(lambda keys: keys | {"policy": "paged", "prefix_cache": True, "unified": True, "block_size": 4}),
 )
 def test_every_request_ends_once_where_blocks_come_and_go(seed, workload, server, cache):
+    check(seed, workload, server, cache | {"host_cells": cache["host_cells"] or 64})
+
+
+@pytest.mark.slow
+@settings(max_examples=45, deadline=None)
+@given(
+    st.integers(0, 999),
+    sessions,
+    server.map(lambda keys: keys | {"scheduler": "vllm", "slot_context": None, "n_batch": 64}),
+    cache.map(lambda keys: keys | {"policy": "vllm", "unified": True, "block_size": 4}),
+)
+def test_every_request_ends_once_where_chunks_are_loaded(seed, workload, server, cache):
     check(seed, workload, server, cache | {"host_cells": cache["host_cells"] or 64})
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvsim.simulation.run import build_policy
+from kvsim.simulation.set_up import build_policy
 from policies import Chunk, OutOfCells
 from tests.worlds import GivenTimes, Listed, scenario, serve
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import DETAILS, Recorder
-from kvsim.simulation.run import build_policy, cost_model, drive
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy, cost_model
 from kvsim.simulation.step_loop import delays_until
 from policies import available
 from policies.layouts.arena_placement import ArenaPlacement
@@ -36,6 +37,7 @@ def test_any_number_of_steps_at_a_time_gives_the_same_run(name, scenario, detail
     assert outcome(scenario, name, most_steps=NONE, detail=detail) == together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["paged", "vllm", "contiguous", "llama.cpp-b6975", "ring", "streams"])
 @pytest.mark.parametrize("scheduler", ["vllm", "llama-server"])
 def test_chats_are_the_same_run_however_their_steps_are_taken(name, scheduler):
@@ -46,6 +48,7 @@ def test_chats_are_the_same_run_however_their_steps_are_taken(name, scheduler):
     assert outcome(scenario, name, most_steps=NONE) == together
 
 
+@pytest.mark.slow
 def test_a_sequence_that_is_put_back_to_wait_leaves_both_caches_of_a_sliding_window():
     world = load_scenario(
         "chat",
@@ -78,6 +81,7 @@ def test_a_crowded_cache_is_the_same_run(name):
     assert outcome(scenario, name, most_steps=NONE, detail="cache") == outcome(scenario, name, detail="cache")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in available() if name not in WITHOUT_RULE])
 @pytest.mark.parametrize("detail", ["requests", "tables"])
 def test_hardly_any_step_is_placed_chunk_by_chunk(name, detail):
@@ -124,6 +128,7 @@ def test_a_subclass_inherits_no_rule_that_it_does_not_declare():
     assert not AnyFreeCells.has_placement_rule
 
 
+@pytest.mark.slow
 def test_a_search_of_ones_own_is_asked_step_by_step():
     scenario = load_scenario("chat", workload__requests=30, server__scheduler="vllm")
     right = outcome(scenario, partial(AnyFreeCells, "mine"), most_steps=NONE)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvsim.simulation.run import build_policy
+from kvsim.simulation.set_up import build_policy
 from tests.kvsim.simulation.stories import closed, each, livelock, tell
 from tests.worlds import scenario
 from workloads import Request

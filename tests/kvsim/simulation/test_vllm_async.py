@@ -7,8 +7,8 @@ from kvsim.engines.recordings.replay import ZeroTimeBackend
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy
 from kvsim.simulation.schedulers import SCHEDULERS, AsyncVllm
+from kvsim.simulation.set_up import build_policy
 from tests.kvsim.simulation.random_runs import outcome
 from tests.kvsim.simulation.stories import closed, each, livelock, says, tell
 from tests.kvsim.simulation.test_vllm import vllm

@@ -153,6 +153,7 @@ def test_every_operation_agrees_with_the_plain_model(operations):
         compare(arena, plain)
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(
     st.lists(OPERATIONS, max_size=15),
@@ -248,6 +249,7 @@ def take_steps(arena, cells, step, n):
         arena.take(cells[i * len(step) : (i + 1) * len(step)], chunks)
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(1, 9), st.booleans()), max_size=25))
 def test_emptying_a_sequence_equals_removing_all_of_it(turns):

@@ -3,6 +3,7 @@
 from copy import deepcopy
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ OPERATIONS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from([1, 9, 60, 300]), st.lists(OPERATIONS, max_size=30), st.booleans())
 def test_cells_are_free_that_were_not_taken(size, operations, full):

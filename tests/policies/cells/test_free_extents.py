@@ -1,6 +1,7 @@
 """Free extents against a plain array of cells."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ def extents_by_hand(used):
     return extents
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, SIZE - 1), max_size=40)), max_size=12))
 def test_taking_and_releasing_cells(operations):
     free, used = FreeExtents(SIZE), np.zeros(SIZE, dtype=bool)

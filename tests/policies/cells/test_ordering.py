@@ -62,6 +62,21 @@ def test_a_full_cache_in_cycles_is_left_as_it_is():
     assert in_safe_order(changing_places([8, 3], [1, 0]), 11, 11).n_runs == 0
 
 
+@pytest.mark.parametrize("room", [100, 1000])
+def test_long_runs_stay_whole_where_there_is_room_for_the_short_ones(room):
+    """Five prompts, and behind them their answers token by token in turn; each answer is to follow its prompt."""
+    prompts, answer = 1000, 20
+    runs = []
+    for i in range(5):
+        start = i * (prompts + answer)
+        runs += [(i * prompts, start, prompts)] if i else []
+        runs += [(5 * prompts + 5 * at + i, start + prompts + at, 1) for at in range(answer)]
+    packed = 5 * (prompts + answer)
+    found = in_safe_order(Moves.from_runs(sorted(runs, key=lambda run: run[1])), packed, packed + room)
+    assert found.n_runs < 250
+    assert found.n_cells < 1.05 * packed
+
+
 @pytest.mark.parametrize("holes", [5, 40])
 def test_tokens_that_fill_holes_are_followed_however_many_runs_there_are(holes):
     """Cells ``3 i`` and ``3 i + 1`` are filled by those behind the last of them; cells ``3 i + 2`` stay."""

@@ -94,6 +94,7 @@ def test_a_search_finds_what_a_look_at_every_cell_finds(name, cells, asked):
         assert search.find(n) == MODELS[name](free, n, cursor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEARCHES)
 @settings(max_examples=60, deadline=None)
 @given(cells=st.integers(8, 150), asked=ASKED)

@@ -1,6 +1,7 @@
 """Tiles of sequences, counted as cells come and go, against a count of all cells."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from policies.cells.tile_counts import TileCounts
 SIZE = 5 * TILE + 30
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from("gol"), st.integers(0, SIZE - 1), st.integers(1, 150)), max_size=30))
 @settings(max_examples=150, deadline=None)
 def test_tiles_are_those_of_the_cells_that_came_and_went(events):

@@ -1,6 +1,7 @@
 """Cells that a window has passed: the quick search against one over all cells."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from policies.cells.window import WindowCells, find_usable
 SIZE, WINDOW = 40, 6
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60))
 @settings(max_examples=150, deadline=None)
 def test_the_first_usable_cells_are_found_once_round(events):

@@ -4,14 +4,20 @@ from collections import Counter
 
 import numpy as np
 
+from policies import checking
+from policies.checking import cells_by_owner
 from policies.paging.blocks import NULL
-from tests.policies.invariants.shadow import cells_by_owner
+
+
+def the_policy_keeps_its_word(policy, shadow):
+    """What shows without a shadow, as it is checked of plug-ins while they run."""
+    lengths = {seq: len(text) for seq, text in shadow.text.items()}
+    checking.keeps_its_word(policy, lengths, {})
 
 
 def cells_hold_what_sequences_remember(policy, shadow):
     for group in range(len(policy.groups)):
-        cells_of = cells_by_owner(policy, group)
-        assert set(cells_of) <= set(shadow.plans)
+        cells_of = cells_by_owner(policy.occupancy(group))
         for seq in shadow.plans:
             cells, positions = cells_of.get(seq, ([], []))
             tokens = shadow.tokens_at(group, seq, positions)
@@ -25,46 +31,12 @@ def a_cell_has_two_owners_only_for_a_copied_token(policy, shadow):
     for group in range(len(policy.groups)):
         owners = policy.occupancy(group).owners
         token_in = {}
-        for seq, (cells, positions) in cells_by_owner(policy, group).items():
+        for seq, (cells, positions) in cells_by_owner(policy.occupancy(group)).items():
             for cell, token in zip(cells, shadow.tokens_at(group, seq, positions), strict=True):
                 assert token_in.setdefault(cell, token) == token
         assert set(token_in) == {cell for cell, of in enumerate(owners) if of}
         if shadow.streams == 1 and not shadow.caches:
             assert len(set(token_in.values())) == len(token_in)
-
-
-def first_owners_are_those_of_the_map(policy, shadow):
-    for group in range(len(policy.groups)):
-        assert np.array_equal(policy.first_owners(group), policy.occupancy(group).first_owner())
-
-
-def usage_counts_the_cells(policy, shadow):
-    usage = policy.usage()
-    assert usage.capacity == policy.capacity
-    assert usage.stored <= usage.allocated
-    assert usage.free + usage.allocated == usage.capacity
-    assert 0 <= usage.external_fragmentation <= 1
-    assert 0 <= usage.largest_free_extent <= usage.free
-    used = np.array([bool(of) for of in policy.occupancy().owners])
-    if policy.shared_memory:
-        by_group = [sum(map(bool, policy.occupancy(group).owners)) for group in range(len(policy.groups))]
-        shares = [group.share for group in policy.groups]
-        assert usage.stored == int(np.dot(shares, by_group) + 1e-9)
-        return
-    assert policy.capacity <= policy.groups[0].cells
-    assert usage.stored == used.sum()
-    top = int(np.flatnonzero(used).max(initial=-1)) + 1
-    assert usage.span == top
-    if usage.stored == usage.allocated and policy.capacity == policy.groups[0].cells:
-        free_extents = [n for stream in np.split(used, shadow.streams) for n in lengths_of_runs(~stream)]
-        assert (usage.free_extents, usage.largest_free_extent) == (len(free_extents), max(free_extents, default=0))
-
-
-def sequences_are_those_that_hold_cells(policy, shadow):
-    holding = [seq for seq in sorted(shadow.plans) if shadow.text[seq]]
-    named = policy.sequences()
-    assert named == sorted(set(named))
-    assert set(holding) <= set(named) <= set(shadow.plans)
 
 
 def blocks_are_counted(policy, shadow):
@@ -133,11 +105,9 @@ def cached_in(policy, group, shadow):
 
 
 ALWAYS_TRUE = (
+    the_policy_keeps_its_word,
     cells_hold_what_sequences_remember,
     a_cell_has_two_owners_only_for_a_copied_token,
-    first_owners_are_those_of_the_map,
-    usage_counts_the_cells,
-    sequences_are_those_that_hold_cells,
     blocks_are_counted,
     a_large_page_is_used_by_one_kind,
     cached_blocks_hold_what_their_key_says,
@@ -146,10 +116,7 @@ ALWAYS_TRUE = (
 
 def nothing_is_left(policy, shadow):
     """Every sequence has been freed."""
-    assert policy.sequences() == []
-    usage = policy.usage()
-    assert (usage.stored, usage.allocated, usage.span) == (0, 0, 0)
-    assert (usage.free, usage.free_extents) == (policy.capacity, shadow.streams)
+    checking.holds_nothing(policy)
     if shadow.paged and policy.host is not None:
         assert policy.host.hold(policy.host.n) is not None
 
@@ -215,11 +182,6 @@ def only_the_window_moved(policy, shadow, step, before):
         assert [set(of) for of in owners_now] == stay
         assert now == [at if of else -1 for at, of in zip(position, stay, strict=True)]
     assert after[2] == before[2]
-
-
-def lengths_of_runs(free):
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], free, [False])).astype(int)))
-    return (edges[1::2] - edges[::2]).tolist()
 
 
 def tokens_of(cell_map):

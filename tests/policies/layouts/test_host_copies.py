@@ -142,6 +142,7 @@ class Copies(CacheMachine):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COPYING)
 def test_a_sequence_that_comes_back_is_as_it_was(name):
     met = Counter()

@@ -69,6 +69,7 @@ def steps(draw, coupled=True):
     return step
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(steps(), st.integers(1, 12), st.booleans())
 def test_equal_split_takes_a_token_of_each_in_turns(step, n_ubatch, sequential):
@@ -76,6 +77,7 @@ def test_equal_split_takes_a_token_of_each_in_turns(step, n_ubatch, sequential):
     assert [tokens_of(batch) for batch in batches] == split_equal_by_tokens(tokens_of(step), n_ubatch, sequential)
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(steps(), st.integers(1, 12))
 def test_simple_split_takes_tokens_as_they_come(step, n_ubatch):
@@ -314,6 +316,7 @@ def tiles_read(policy, batch):
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["streams", "llama.cpp-b6975", "sliding-window"])
 @pytest.mark.parametrize("unified", [True, False], ids=["one cache", "a cache each"])
 def test_tiles_are_those_of_the_cells_whatever_happens_to_a_sequence(name, unified):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvsim.simulation.run import build_policy
+from kvsim.simulation.set_up import build_policy
 from policies import CacheConfig, Chunk, OutOfCells, SequencePlan, Unsupported, available
 from tests.worlds import scenario
 

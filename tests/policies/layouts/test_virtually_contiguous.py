@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from kvsim.scenario.scenario import load_scenario
-from kvsim.simulation.run import cost_model, profile_of, run
+from kvsim.simulation.run import run
+from kvsim.simulation.set_up import cost_model, profile_of
 from kvsim.simulation.time_breakdown import SECONDS
 from policies import CacheConfig, Chunk, OutOfCells, SequencePlan, Unsupported
 from policies.layouts.virtually_contiguous import VirtuallyContiguousPolicy

@@ -9,6 +9,7 @@ from policies.paging.block_table import BlockOccupancy
 SIZE = 4
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.sampled_from([1, 7, 300, 1500]), st.data())
 def test_sum_and_top_are_those_of_a_list(n, data):

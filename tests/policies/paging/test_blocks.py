@@ -3,6 +3,7 @@
 from functools import partial
 from itertools import takewhile
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,7 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(eviction=st.sampled_from(EVICTIONS), operations=OPERATIONS)
 def test_counts_are_those_of_a_simple_model(eviction, operations):

@@ -169,6 +169,7 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @DERANDOMIZED
 @given(operations=OPERATIONS)
@@ -215,6 +216,7 @@ def test_the_order_is_that_of_a_plain_list_and_blocks_are_handed_out_in_it(name,
         assert pool.free.order() == order
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 7), st.integers(1, 4)), max_size=30))
 def test_the_lowest_free_blocks_are_handed_out_first(operations):
@@ -378,6 +380,7 @@ def hits(eviction, blocks, requests, order="0.33.0"):
     return total
 
 
+@pytest.mark.slow
 @settings(DERANDOMIZED, max_examples=250)
 @given(blocks=st.integers(4, 7), requests=requests_of(NO_FULL_LAST_BLOCK))
 def test_no_order_hits_more_often_than_belady(blocks, requests):
@@ -421,6 +424,7 @@ def test_belady_does_not_foresee_that_a_block_will_be_computed_again_in_any_case
     assert (hits("belady", 4, requests), hits("sieve", 4, requests)) == (3, 4)
 
 
+@pytest.mark.slow
 @settings(DERANDOMIZED, max_examples=250)
 @given(blocks=st.integers(4, 7), requests=requests_of(ANY_LENGTH), order=st.sampled_from(["0.33.0", "0.22.1"]))
 def test_a_larger_lru_cache_never_hits_less_often(blocks, requests, order):

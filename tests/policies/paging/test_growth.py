@@ -1,5 +1,6 @@
 """The arithmetic of block tables."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=200)
 SIZES = st.integers(1, 5)
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(size=SIZES, window=st.integers(1, 12), position=st.integers(0, 40))
 def test_blocks_behind_a_window_are_those_of_which_no_token_is_seen(size, window, position):
@@ -23,6 +25,7 @@ def test_blocks_behind_a_window_are_those_of_which_no_token_is_seen(size, window
     assert behind * size <= first_seen < (behind + 1) * size
 
 
+@pytest.mark.slow
 @DERANDOMIZED
 @given(size=SIZES, window=st.integers(1, 12), n_ubatch=st.integers(1, 8), blocks=st.integers(0, 9))
 def test_a_window_needs_and_holds_no_more_blocks_than_it_can_see(size, window, n_ubatch, blocks):

@@ -1,5 +1,6 @@
 """Pages that stay mapped in a slot: which are handed out, and which of them had to be mapped."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def test_nothing_waits_for_a_page_that_is_mapped_ahead():
     assert (pages.settle(), pages.n_mapped) == (0, 4)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=40))
 def test_a_page_is_mapped_exactly_when_it_was_not_there(lengths):
     """Against a mapping that is kept by place: each slot's sequence gets a new length."""

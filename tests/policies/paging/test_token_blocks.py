@@ -87,6 +87,7 @@ def test_a_truncated_sequence_goes_on_in_its_last_block():
     assert add(pool, 6, 3) == [10, 11, 12]
 
 
+@pytest.mark.slow
 @given(st.booleans(), st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.integers(0, 2**9 - 1)), max_size=20))
 @settings(deadline=None)
 def test_every_block_is_free_or_has_one_owner_and_counts_its_tokens(refill, rounds):

@@ -79,6 +79,7 @@ class Model:
         self.kinds[kind].ages.append(self.now - released)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     n=st.integers(2, 7),
@@ -126,6 +127,7 @@ def test_it_evicts_what_a_look_at_every_block_finds_least_likely(n, requests):
         assert len(pool.free) == n
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 3)), max_size=30))
 def test_with_one_kind_it_is_lru(requests):
     pools = pool_of(6), pool_of(6, "lru")

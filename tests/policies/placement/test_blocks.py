@@ -1,5 +1,6 @@
 """Blocks that rows take and give up: the same blocks and reads as when each step is asked for."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ CONFIGS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(NAMES), CONFIGS, SEEDS)
 @settings(max_examples=150, deadline=None)
 def test_rows_take_the_blocks_that_single_steps_take(name, config, seed):

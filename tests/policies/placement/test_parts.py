@@ -28,9 +28,10 @@ def alike(prompt, most, final):
     return SequencePlan(prompt, most, final, Content([(0, 0, 100)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @given(config=CONFIGS, seed=SEEDS, shared=st.booleans(), reserves=st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_rows_take_blocks_as_if_each_step_were_asked_for(name, config, seed, shared, reserves):
     plan = alike if shared else SequencePlan
     live(lambda: available()[name](config), story(seed), most=90, plan=plan, reserves=reserves, check=same_pages)

@@ -1,5 +1,6 @@
 """Regions that rows fill: the same cells, reads and copies as when each step is asked for."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ CONFIGS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(NAMES), CONFIGS, SEEDS)
 @settings(max_examples=120, deadline=None)
 def test_rows_fill_their_regions_as_if_each_step_were_asked_for(name, config, seed):

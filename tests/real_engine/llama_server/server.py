@@ -34,8 +34,7 @@ def running(server: Path, model: Path, flags: Sequence[str], log: Path, limit_s:
 
     Raises ``TimeoutError`` if it does not come up within ``limit_s``, ``RuntimeError`` if it ends by itself.
     """
-    # Settings of this user must not change what the flags say. Weights are not repacked, since kernels for AMX crash on
-    # some machines.
+    # Settings of this user must not change what the flags say.
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
     network = ["--host", "127.0.0.1", "--port", "0", "--no-ui"]
     logging = ["--log-file", str(log), "--log-timestamps", "--log-prefix", "-lv", "5"]
@@ -44,7 +43,7 @@ def running(server: Path, model: Path, flags: Sequence[str], log: Path, limit_s:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**clean, "LLAMA_ARG_REPACK": "off"},
+        env=clean,
         preexec_fn=_end_with_parent if sys.platform == "linux" else None,
     )
     try:

@@ -3,7 +3,8 @@
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import DelegatingBackend
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, drive
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy
 from real_engine.llama_library import ContextSettings
 from real_engine.llamacpp import mirrored_backend
 

@@ -47,6 +47,7 @@ def different(model, backend):
     return wrong / tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ERA_OF)
 def test_cells_and_texts_agree_where_sequences_come_back_from_the_host(model, only, policy):
     """Cells after every step, and answers with those to the whole text, but for what rounding may change."""
@@ -70,6 +71,7 @@ def test_cells_of_both_caches_agree_where_half_of_the_layers_have_a_window(windo
         assert backend.compared.steps > 100
 
 
+@pytest.mark.slow
 def test_states_that_come_back_empty_change_the_texts(model, only, monkeypatch):
     """The control."""
     only("B")

@@ -109,6 +109,7 @@ def test_streams_are_sampled_with_all_passes_of_a_step(subject, only):
     assert all(tokens == 1 or cells >= 256 for s in samples for tokens, cells in s.scans)
 
 
+@pytest.mark.slow
 def test_a_profile_names_its_engine_and_what_it_can_price(calibrated, library):
     profile = calibrated.profile
     assert profile.engine == library.name
@@ -121,6 +122,7 @@ def test_a_profile_names_its_engine_and_what_it_can_price(calibrated, library):
     assert library.name in profile.describe()
 
 
+@pytest.mark.slow
 def test_quantised_values_are_measured_with_flash_attention_only(library, tiny):
     small = LlamaSubject(str(tiny), "q8_0", "q4_0", library=FOLDER)
     assert list(small._prefilled) == ["tiled"]
@@ -165,6 +167,7 @@ def test_a_profile_is_for_its_own_engine(world, calibrated):
         kvsim.validate(world, other, engine="llamacpp", library=FOLDER)
 
 
+@pytest.mark.slow
 def test_a_policy_that_this_llamacpp_cannot_serve_is_left_out_or_refused(world, calibrated, only):
     only("B")
     # Three slots: no whole multiple of 256 cells for each, where they do not share one cache, and no server rounds up.
@@ -181,6 +184,7 @@ def test_a_policy_that_this_llamacpp_cannot_serve_is_left_out_or_refused(world, 
         kvsim.validate(odd, calibrated.profile, ["llama.cpp-b6975", "paged"], engine="llamacpp", library=FOLDER)
 
 
+@pytest.mark.slow
 def test_a_batch_has_no_more_tokens_than_the_cache_has_cells(world, calibrated):
     """As in llama-server; more would abort the process."""
     wide = load_scenario(world, server__n_batch=8192, cache__cells=1024)
@@ -195,6 +199,7 @@ def test_more_threads_than_cores_are_refused(world):
         kvsim.record(world, "x.jsonl", threads=4096, library=FOLDER)
 
 
+@pytest.mark.slow
 def test_a_model_path_is_relative_to_the_working_directory(world, tiny, tmp_path, monkeypatch, calibrated):
     """Not to the scenario's folder; the profile names the path that was measured."""
     (tmp_path / "here").mkdir()
@@ -207,6 +212,7 @@ def test_a_model_path_is_relative_to_the_working_directory(world, tiny, tmp_path
     assert kvsim.record(world, "a.jsonl", model=tiny.name, library=FOLDER).records > 5
 
 
+@pytest.mark.slow
 def test_the_command_line_does_the_same(world, calibrated, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     calibrated.profile.save(tmp_path / "mine.json")

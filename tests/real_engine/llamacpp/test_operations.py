@@ -237,6 +237,7 @@ def test_wrong_bookkeeping_diverges_from_llamacpp(model, chat, change):
     assert backend.compared.steps > 5
 
 
+@pytest.mark.slow
 def test_the_same_policy_without_a_fault_does_not_diverge(model, chat):
     assert run(backend_of(model, *chat, spoiled(lambda policy: None))).requests.latencies.ended == 30
 

@@ -78,6 +78,7 @@ def test_the_output_says_how_to_replay_the_recording(record, library):
     assert library.name in finished.stdout
 
 
+@pytest.mark.slow
 def test_requests_and_seed_can_be_changed(record):
     ends = [record("--json", *options)[0] for options in (("--requests", "2"), (), ("--seed", "5"))]
     counts = [json.loads(finished.stdout)["records"] for finished in ends]
@@ -92,7 +93,7 @@ def test_the_builtin_tiny_model_is_replaced_by_smollm2_unless_asked_for(record, 
 
 
 REFUSED = {
-    "an engine": ({"engine": "vllm"}, (), "no recordable engine called 'vllm'; there is llamacpp"),
+    "an engine": ({"engine": "vllm"}, (), "no recordable engine called 'vllm'; there are llamacpp, router"),
     "a policy that does not describe it": ({}, ("--policy", "paged"), "llama.cpp hands out its cells itself"),
     "a policy of no era": ({}, ("--policy", "nothing"), "no policy called 'nothing'"),
     "cells": ({"cells": 1000, "server": 'scheduler = "static"'}, (), "it makes multiples of"),

@@ -15,7 +15,7 @@ ERA_OF = {policy: era for era, names in POLICIES.items() for policy in names}
 PLAIN = [policy for policy in ERA_OF if policy != "sliding-window"]
 BUILTIN = {
     "chat": {"requests": 115, "cells": {"A": 2048, "B": 1024}, "slot_context": 512},
-    "long-run": {"requests": 125, "cells": {"A": 3072, "B": 1536}, "slot_context": 1400},
+    "long-run": {"requests": 165, "cells": {"A": 3072, "B": 1536}, "slot_context": 1400},
 }
 STREAM = 256
 """Cells of each slot where slots have separate streams."""

@@ -13,7 +13,7 @@ import httpx
 NAMED = "KVSIM_VLLM"
 """Environment variable with the path of the Python that has vLLM; ``make test-vllm`` installs one and sets it."""
 
-_SETTINGS = {
+SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -47,7 +47,7 @@ def running(python: Path, model: Path, flags: Sequence[str], log: Path, limit_s:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**clean, **_SETTINGS, "VLLM_CACHE_ROOT": str(log.parent / "vllm-cache")},
+            env={**clean, **SETTINGS, "VLLM_CACHE_ROOT": str(log.parent / "vllm-cache")},
             start_new_session=True,
         )
     with _ended_with_us(process):

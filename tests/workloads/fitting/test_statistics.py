@@ -8,7 +8,7 @@ import pytest
 from tests.traces import SHARED, needs_shared
 from tests.worlds import Given, Listed
 from workloads import AzureTrace, MooncakeTrace, Request, WorkloadError
-from workloads.fitting.statistics import clock_tick, describe, dispersion, spread_within_ticks
+from workloads.fitting.statistics import clock_tick, describe, dispersion, read_columns, spread_within_ticks
 
 
 def test_a_small_workload_by_hand():
@@ -64,8 +64,11 @@ def test_turns_come_after_their_session_by_their_pauses():
 
 
 def test_a_closed_loop_has_no_arrivals():
+    found = describe(Listed([(0.0, 5, 5), (0.0, 7, 9)], users=2))
+    assert (found.users, found.requests, found.prompt.mean, found.output.max) == (2, 2, 6.0, 9)
+    assert (found.rate, found.gap_cv) == (None, None)
     with pytest.raises(WorkloadError, match="closed loop"):
-        describe(Listed([(0.0, 5, 5)], users=2))
+        read_columns(Listed([(0.0, 5, 5)], users=2))
 
 
 PUBLISHED = {

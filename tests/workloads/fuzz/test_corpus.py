@@ -56,6 +56,7 @@ FOUND = {
 reader can also say how it is refused (``tests/workloads/traces``)."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_readers_read_or_refuse_a_fixed_corpus(tmp_path, group):
     if group == "parquet":

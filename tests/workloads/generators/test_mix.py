@@ -160,6 +160,7 @@ def test_a_further_part_leaves_the_others_alone():
     assert len(times[0]) == 60, "the parts do not repeat each other"
 
 
+@pytest.mark.slow
 def test_a_mix_holds_little():
     big = {"sessions": 2_000}
     made = Mix([sessions_of(**big), chat(n=10_000), sessions_of(seed=2, **big)])
@@ -268,6 +269,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(kind=kinds, table=st.dictionaries(keys, values, max_size=5))
 def test_any_table_is_loaded_or_refused(kind, table):

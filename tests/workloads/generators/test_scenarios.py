@@ -154,7 +154,7 @@ LENGTHS = {
     ),
     "kind in a table": (
         {"output_tokens": {**GIVEN, "tables": [*GIVEN["tables"][:2], {"value": 0}]}},
-        "workload.output_tokens.tables.2.kind: missing; accepted: 'fixed', 'lognormal', 'gamma', 'zipf', 'empirical'",
+        "workload.output_tokens.tables.2.kind: missing; accepted: 'fixed', 'lognormal', 'mean', 'gamma', 'zipf', ",
     ),
 }
 
@@ -189,7 +189,7 @@ MIX = {
 
 SESSIONS = {
     "misspelt": ({"turn": 3}, "workload.turn: unknown key; did you mean 'turns'?"),
-    "of another kind": ({"requests": 3}, "workload.requests: unknown key; accepted: kind, rate, cv, sessions, "),
+    "of another kind": ({"requests": 3}, "workload.requests: unknown key; accepted: sessions, turns, "),
     "too many turns": ({"turns": {"kind": "fixed", "value": 1001}}, "workload.turns: 1001 turns; at most 1000 are"),
     "too long a tail": ({"turns": {**LOGNORMAL, "max": 5000}}, "workload.turns: 5000 turns; at most 1000"),
     "too many at least": ({"turns": {**LOGNORMAL, "min": 5000}}, "workload.turns: 5000 turns; at most 1000"),

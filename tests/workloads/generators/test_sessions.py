@@ -130,6 +130,7 @@ def test_a_shorter_workload_is_the_beginning_of_a_longer_one():
         assert short == long[: len(short)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

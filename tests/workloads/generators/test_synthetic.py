@@ -75,6 +75,7 @@ def test_the_comparison_with_theory_can_fail(sample, theory):
     assert not agrees(sample(named_rng(1, "control"), N), theory)
 
 
+@pytest.mark.slow
 def test_a_workload_s_own_gaps_and_lengths_agree_with_theory():
     requests = list(Synthetic(2, N, gamma_gaps(RATE, 2.0), Lognormal(6.0, 0.5), Lognormal(7.0, 0.3)))
     arrivals = np.array([0.0, *(r.arrival_s for r in requests)])
@@ -216,3 +217,18 @@ def digest(workload):
 def test_a_seed_means_what_it_always_meant(workload, expected):
     """Recorded when requests were made one by one; another NumPy may draw other numbers."""
     assert digest(workload) == expected
+
+
+def test_prompts_may_begin_with_the_same_text():
+    prompts = Lognormal(4.0, 1.0, 1, 500)
+    made = list(Synthetic(1, 500, no_gaps, prompts, Fixed(3), shared_tokens=60))
+    plain = list(Synthetic(1, 500, no_gaps, prompts, Fixed(3)))
+    assert [r.prompt_tokens for r in made] == [r.prompt_tokens for r in plain]
+    owns = set()
+    for request in (request for request in made if request.prompt_tokens > 1):
+        shared, own = request.content
+        assert tuple(shared) == (0, 0, min(60, request.prompt_tokens - 1))
+        assert shared.n + own.n == request.prompt_tokens
+        owns.add(own.source)
+    assert 0 not in owns
+    assert len(owns) > 400

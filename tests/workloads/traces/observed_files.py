@@ -43,8 +43,14 @@ def request(call, n=0, unit="bytes", salt=b"salt", **others):
         **{"blocks": said, "answer_units": width * len(call.answer), "answer_blocks": all_said[len(said) :]},
         "finish": "stop",
     }
-    assert set(others) <= set(keys)
+    assert set(others) <= {*keys, "cause", "distorted", "missed"}
     return line({**keys, **others})
+
+
+def counts(n, prompt_tokens, output_tokens, counted="tokenizer"):
+    """The line that gives a request other counts."""
+    keys = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "counted": counted}
+    return line({"kind": "counts", "id": n, **keys})
 
 
 def hashes(words, unit="bytes", salt=b"salt"):

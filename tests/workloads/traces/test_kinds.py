@@ -28,6 +28,7 @@ GOOD = {
     "weka": lines(test_weka.session_line(*test_weka.TURNS)),
     "recorded": lines(*test_recorded.ROWS),
     "observed": lines(*test_observed.ROWS),
+    "log": lines("timestamp,prompt_tokens,completion_tokens", "0,40,2", "0.5,30,4"),
     "table": lines("arrival,prompt,output", "0,40,2", "0.5,30,4"),
 }
 
@@ -79,21 +80,21 @@ UNKNOWN = {
     "empty": (
         b"",
         "empty file; expected a trace of one of the kinds azure, burstgpt, mooncake, ragpulse, weka, recorded, "
-        "observed, table",
+        "observed, log, table",
     ),
     "blank": (b" \n\n", "empty file; expected"),
     "other CSV": (b"name,age\nx,3\n", "begins with 'name,age'; expected a trace of one of the kinds azure, "),
     "a table of one's own": (
         b"TIMESTAMP,x\n1,3\n",
         "begins with 'TIMESTAMP,x'; expected a trace of one of the kinds azure, burstgpt, mooncake, ragpulse, weka, "
-        "recorded, observed, table; if it is a table of your own, name its columns with --columns "
-        "arrival=NAME,prompt=NAME,output=NAME (and session, priority, if there); found: TIMESTAMP, x",
+        "recorded, observed, log, table; if it is a table of your own, name its columns with --columns "
+        "arrival=TIMESTAMP,prompt=NAME,output=NAME (and session, priority, if there); found: TIMESTAMP, x",
     ),
     "objects of one's own": (
         b'{"ts": 1, "in": 3}\n',
         'begins with \'{"ts": 1, "in": 3}\'; expected a trace of one of the kinds azure, burstgpt, mooncake, ragpulse, '
-        "weka, recorded, observed, table; if it is a table of your own, name its columns with --columns "
-        "arrival=NAME,prompt=NAME,output=NAME (and session, priority, if there); found: ts, in",
+        "weka, recorded, observed, log, table; if it is a table of your own, name its columns with --columns "
+        "arrival=ts,prompt=NAME,output=NAME (and session, priority, if there); found: ts, in",
     ),
     "other JSON": (b'{"name": 3}', "begins with '{\"name\": 3}'; expected a trace of"),
     "binary": (b"\xff\xfe\x00junk", "not UTF-8 text (byte 0xff); expected a trace of"),
@@ -123,6 +124,7 @@ def test_a_kind_and_its_options_are_checked(write):
         open_trace(path.with_name("none.csv"))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(content=mangled(*GOOD.values()))
 def test_any_bytes_have_a_kind_or_none(tmp_path_factory, content):
@@ -140,6 +142,7 @@ BAD_BYTES = {
     "weka": (test_weka.session_line(), 2, "requests: none"),
     "recorded": (test_recorded.row(output=0), 6, "output_tokens 0 is out of range"),
     "observed": (test_observed.request(test_observed.ASKED, end="lost"), 5, 'end "lost"; expected completed'),
+    "log": ("0.75,x,2", 3, 'prompt_tokens "x" is no number of tokens'),
     "table": ("0.75,x,2", 3, "prompt 'x' is not a whole number"),
 }
 
@@ -178,7 +181,7 @@ def test_bad_rows_can_be_skipped_of_traces_only():
     assert refused.returncode == 2
     assert refused.stderr == (
         "kvsim: chat: --skip-bad-rows: workload.kind is 'poisson'; "
-        "accepted: azure, burstgpt, mooncake, ragpulse, weka, recorded, observed, table\n"
+        "accepted: azure, burstgpt, mooncake, ragpulse, weka, recorded, observed, log, table\n"
     )
 
 
@@ -222,6 +225,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.slow
 @needs_shared
 @pytest.mark.parametrize("pattern", PUBLISHED)
 def test_the_published_traces_are_known_and_have_so_many_requests(pattern):

@@ -67,6 +67,7 @@ def test_the_content_covers_the_prompt(read):
         assert request.prompt_tokens <= covered < request.prompt_tokens + 512
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 511, 512, 513, 1024, 1025, 10**7])
 def test_one_id_for_each_block_begun(read, tokens):
     ids = list(range(math.ceil(tokens / 512)))
@@ -235,6 +236,7 @@ def outcome(path):
         return [], str(e)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(content=any_content)
 def test_any_bytes_are_read_or_refused(any_path, content):
@@ -255,6 +257,7 @@ def test_any_bytes_are_read_or_refused(any_path, content):
             assert parents.setdefault(segment, before) == before
 
 
+@pytest.mark.slow
 @needs_shared
 def test_the_published_trace():
     (path,) = (SHARED / "mooncake_conversation").glob("*.jsonl.gz")

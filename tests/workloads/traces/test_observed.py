@@ -14,6 +14,7 @@ from tests.traces import lines, message_of
 from tests.workloads.traces.observed_files import (
     BLOCK_TOKENS,
     Call,
+    counts,
     file_of,
     hashes,
     header,
@@ -300,10 +301,72 @@ def test_failed_and_unanswered_requests_are_left_out_and_counted(read):
     ]
 
 
-@pytest.mark.parametrize("end", ["cancelled", "failed"])
-def test_a_request_that_got_tokens_is_kept_with_these(read, end):
-    trace = read(lines(header(), request(ASKED, end=end, output_tokens=7)))
+def test_a_cancelled_request_that_got_tokens_is_kept_with_these(read):
+    trace = read(lines(header(), request(ASKED, end="cancelled", output_tokens=7)))
     assert ([(r.prompt_tokens, r.output_tokens) for r in trace], trace.notes) == ([(40, 7)], ())
+
+
+def test_failed_requests_are_never_traffic_and_are_counted_by_cause(read):
+    """As of clients that try again and again while the server is down, and of an answer that broke off."""
+    dead = [request(ASKED, status=None, end="failed", output_tokens=0, cause="unreachable")] * 80
+    broken = request(ASKED, end="failed", cause="cut_short")
+    refused = [request(ASKED, status=503, end="failed", output_tokens=0, cause="http_5xx")] * 3
+    trace = read(lines(*ROWS[:2], *dead, broken, *refused, *ROWS[2:]))
+    assert list(trace) == list(read(lines(*ROWS), name="good.jsonl"))
+    causes = "the server was not reached (80), HTTP 5xx (3), the answer broke off (1)"
+    assert [note.partition(": ")[2] for note in trace.notes] == [f"84 failed requests left out: {causes}"]
+
+
+def test_counts_that_came_later_amend_the_request_of_their_run(read):
+    first = [header(), request(ASKED, 7, counted="estimate"), counts(7, 33, 5)]
+    second = [header("2026-11-24T05:49:13.123Z"), request(ASKED, 7, counted="estimate"), counts(8, 1, 1)]
+    trace = read(lines(*first, *second))
+    assert [(r.prompt_tokens, r.output_tokens) for r in trace] == [(33, 5), (40, len(ASKED.answer))]
+    assert [note.partition(": ")[2] for note in trace.notes] == ["1 of 2 requests: tokens estimated"]
+
+
+def test_counts_may_still_be_estimates(read):
+    trace = read(lines(header(), request(ASKED, 7, counted="estimate"), counts(7, 33, 5, counted="estimate")))
+    assert [r.prompt_tokens for r in trace] == [33]
+    assert [note.partition(": ")[2] for note in trace.notes] == ["1 of 1 requests: tokens estimated"]
+
+
+@pytest.mark.parametrize("early", [{}, {"end": "cancelled", "output_tokens": 0}, {"end": "failed"}])
+def test_a_whole_line_replaces_the_one_without_texts(read, early):
+    """Also where the first was left out; blocks, tokens, times and notes are those of the second alone."""
+    first = {"counted": "estimate", "missed": 600, "blocks": [], "answer_blocks": [], **early}
+    rows = request(ASKED, 3, **first), request(NEXT, 4), request(ASKED, 3)
+    alone = read(lines(header(), *rows[1:]))
+    requests, notes = list(alone), alone.notes
+    trace = read(lines(header(), *rows))
+    assert list(trace) == requests
+    assert len(requests) == 2
+    assert trace.notes == notes
+
+
+def test_without_a_whole_line_the_one_without_texts_counts(read):
+    early = request(ASKED, 3, counted="estimate", missed=600, blocks=[], answer_blocks=[])
+    trace = read(lines(header(), early, request(NEXT, 4), counts(3, 33, 5)))
+    assert [r.prompt_tokens for r in trace] == [33, 90]
+    assert any("too busy to look at all" in note for note in trace.notes)
+
+
+def test_a_left_out_request_that_turns_out_to_have_failed_is_counted_once(read):
+    early = request(ASKED, 3, counted="estimate", missed=600, blocks=[], answer_blocks=[])
+    failed = request(ASKED, 3, end="failed", cause="error_event")
+    trace = read(lines(header(), early, request(NEXT, 4), failed))
+    assert [r.prompt_tokens for r in trace] == [90]
+    assert [note.partition(": ")[2] for note in trace.notes] == [
+        "1 failed request left out: an error in the answer (1)"
+    ]
+
+
+def test_it_is_said_where_the_proxy_was_late_or_did_not_look(read):
+    trace = read(lines(*ROWS[:2], request(NEXT, distorted=0.0337, missed=9), request(LAST, distorted=0.012)))
+    assert [note.partition(": ")[2] for note in trace.notes] == [
+        "2 of 3 requests: times distorted, since the proxy was late by up to 34 ms, as on a busy machine",
+        "1 of 3 requests: the proxy was too busy to look at all of their texts",
+    ]
 
 
 def test_estimated_tokens_are_said(read):
@@ -378,7 +441,7 @@ def test_a_file_that_cannot_be_understood_is_refused_in_one_line(read, tmp_path,
     [
         ("[]", "an array"),
         ("{}", "no key 'kind'"),
-        ('{"kind": "meta"}', 'kind "meta"; expected observed, request'),
+        ('{"kind": "meta"}', 'kind "meta"; expected observed, request, counts'),
         ('{"kind": "request"}', "no key 'arrival_s'"),
         (request(ASKED, arrival_s="1"), 'arrival_s "1" is not a number of seconds'),
         (request(ASKED, arrival_s=-1.0), "arrival_s -1.0 is out of range"),
@@ -468,5 +531,5 @@ def test_a_prefix_cache_finds_what_the_server_finds(told):
 
 @pytest.mark.slow
 def test_it_is_traffic_to_recommend_for(told):
-    advice = told("recommend", "--trace", str(FIXTURE), "--slo", "ttft_p95<1s", "--requests", "20")
+    advice = told("recommend", "--trace", str(FIXTURE), "--model", "tiny", "--slo", "ttft_p95<1s", "--requests", "20")
     assert advice["best"]

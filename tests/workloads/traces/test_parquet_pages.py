@@ -136,6 +136,7 @@ def test_a_page_that_promises_what_the_file_does_not_hold_is_refused(tmp_path, p
     assert said.startswith(f"{path}: damaged Parquet data (column 'rank', row group 1: a page promises {number:,} ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("promise", ["compressed", "uncompressed"])
 def test_refusing_a_false_page_takes_no_more_memory_than_reading_an_honest_file(tmp_path, promise):
     honest = write(tmp_path / "honest.parquet", table(20))
@@ -146,6 +147,7 @@ def test_refusing_a_false_page_takes_no_more_memory_than_reading_an_honest_file(
     assert peak < usual + 100
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED_BOMB.is_file(), reason="needs the shared traces")
 def test_the_shared_file_with_a_false_page_is_refused_in_little_memory(tmp_path):
     said, peak = report(SHARED_BOMB)
@@ -154,6 +156,7 @@ def test_the_shared_file_with_a_false_page_is_refused_in_little_memory(tmp_path)
     assert peak < usual + 100
 
 
+@pytest.mark.slow
 def test_a_footer_that_promises_a_long_list_is_refused_in_little_memory(tmp_path):
     """37 bytes: a schema without columns, then 900,000 row groups, of which the first has 900,000 column chunks."""
     many = b"\x19\xfc" + number_of(900_000)
@@ -183,6 +186,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_honest_files_of_every_form_are_read(tmp_path, codec, form):
@@ -206,15 +210,15 @@ def test_a_column_without_any_values_is_read(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_page_of_many_equal_values_is_read(tmp_path, monkeypatch, codec):
-    """800 kB in one page, of which a good codec stores some hundred bytes."""
-    n = 100_000
+    """400 kB in one page, of which a good codec stores some hundred bytes."""
+    n = 50_000
     rows = {"arrival": pa.repeat(1.0, n), "prompt": pa.repeat(1, n), "output": pa.repeat(1, n)}
     big = {"use_dictionary": False, "data_page_size": 1 << 30, "write_batch_size": n, **ANY_ROWS}
     path = write(tmp_path / "t.parquet", rows, compression=codec, **big)
     assert TableTrace(path).n_requests == n
     monkeypatch.setattr("workloads.traces.parquet_pages.MAX_PAGE", 1000)
     monkeypatch.setattr("workloads.traces.parquet_pages.MAX_RATIO", 0)
-    assert "a page promises 800,0" in refusal(path, Columns())
+    assert "a page promises 400,0" in refusal(path, Columns())
 
 
 def test_what_a_codec_may_make_of_a_long_page_is_bounded(tmp_path, monkeypatch):

@@ -168,6 +168,7 @@ def test_lengths_that_change_after_the_check_are_reported(read, texts, tmp_path)
         list(trace)
 
 
+@pytest.mark.slow
 @needs_shared
 def test_the_published_trace(tmp_path):
     (path,) = (SHARED / "ragpulse").glob("0_trace.jsonl.gz")

@@ -114,6 +114,7 @@ def test_limit_and_window_count_good_rows(write):
     assert prompts(AzureTrace(path, start_s=1.0, stop_s=5.0, skip_bad_rows=True)) == [101, 103, 104]
 
 
+@pytest.mark.slow
 def test_thinning_keeps_a_share_by_seed_whatever_the_batches(write, monkeypatch):
     path = write(lines(HEADER, *azure_rows(900)))
     drawn = named_rng(7, "thinning").random(900) < 0.3

@@ -158,6 +158,7 @@ def test_a_table_in_order_says_nothing_of_sorting(read):
     assert read(logged([(1, 5, 5, None), (1, 6, 6, "a")])).notes == ()
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(order=st.permutations(TALKS))
 def test_the_order_of_the_rows_does_not_matter(tmp_path_factory, order):
@@ -178,6 +179,7 @@ rows_of_any_kind = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(rows=rows_of_any_kind, keep=st.sampled_from([1.0, 0.5]), window=st.sampled_from([(0.0, None), (2.0, 7.0)]))
 def test_sorted_rows_are_in_order_and_each_is_there_once(tmp_path_factory, rows, keep, window):
@@ -439,15 +441,16 @@ def test_the_form_of_a_table_is_found(tmp_path, content, given, form):
 
 def test_the_form_of_a_parquet_table_is_found(tmp_path):
     stamps = [datetime(2024, 5, 10, tzinfo=UTC)]
-    path = parquet_of(tmp_path / "t", {"ts": stamps, "prompt": [1], "output": [1], "session": ["a"]})
-    found = table_form(path, {"arrival": "ts"})
+    path = parquet_of(tmp_path / "t", {"when": stamps, "prompt": [1], "output": [1], "session": ["a"]})
+    found = table_form(path, {"arrival": "when"})
     assert (found.format, found.time, found.columns.session) == ("parquet", "datetime", "session")
     with pytest.raises(
-        WorkloadError, match=r"no column is clearly arrival; name its columns with --columns .* found: ts, pr"
+        WorkloadError, match=r"no column is clearly arrival; name its columns with --columns .* found: when, pr"
     ):
         table_form(path)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(content=mangled(csv_of(), jsonl_of(), csv_of(delimiter=";")), named=st.booleans())
 def test_any_bytes_have_a_form_or_are_refused(tmp_path_factory, content, named):
@@ -460,3 +463,15 @@ def test_any_bytes_have_a_form_or_are_refused(tmp_path_factory, content, named):
 
     requests, message = outcome(read, path)
     assert requests or message.startswith(f"{path}: ")
+
+
+def test_parquet_with_the_names_of_logs_needs_no_columns(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "log.parquet"
+    named = {"timestamp": [0.5, 1.5], "prompt_tokens": [40, 50], "completion_tokens": [4, 5], "user": ["a", "b"]}
+    parquet.write_table(pa.table(named), path)
+    found = table_form(path)
+    assert (found.format, found.columns) == ("parquet", Columns("timestamp", "prompt_tokens", "completion_tokens"))
+    assert table_form(path, {"prompt": "completion_tokens"}).columns.prompt == "completion_tokens"

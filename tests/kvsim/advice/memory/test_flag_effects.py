@@ -8,7 +8,7 @@ from kvsim import load_scenario
 from kvsim.advice.memory.engine_flags import flags_dict, llamacpp_flags
 from kvsim.advice.memory.flag_effects import Effect, effect_lines, effects, kv_bytes
 from kvsim.advice.memory.scenario_memory import plan_scenario
-from kvsim.advice.recommend.candidates import build_search_space
+from kvsim.advice.recommend.search_space import build_search_space
 from kvsim.costs.load_profile import load_profile
 from kvsim.costs.memory_plan import plan
 from kvsim.experiments.traffic import TrafficSummary
@@ -28,6 +28,7 @@ def of_scenario(**changes):
     return told(made, *llamacpp_flags(scenario, windows=True)), made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["tiny", "gemma-3-27b"])
 def test_every_option_of_every_setting_has_a_phrase(model):
     space = build_search_space(load_scenario({}), SUMMARY, "both", load_profile("default"), memory_shape(model), None)
@@ -70,6 +71,7 @@ def test_the_cache_has_the_bytes_of_the_plan():
     assert "--kv-unified" in shared
 
 
+@pytest.mark.slow
 def test_flash_attention_saves_what_scores_take():
     on, made = of_scenario(cache__cells=65536)
     off, _ = of_scenario(cache__cells=65536, cache__kernel="masked")
@@ -139,3 +141,15 @@ def test_a_switch_is_true_in_json():
         "bytes": 0,
     }
     assert flags_dict((("--kv-unified", ""),)) == {"--kv-unified": True}
+
+
+def test_layers_on_the_cpu_take_less_of_the_device():
+    of = {"machine": {"device": "rtx3060", "weights": "q4_k_m", "n_gpu_layers": 20, "n_cpu_moe": 40}}
+    scenario = load_scenario({"model": {"name": "qwen3-30b-a3b"}, **of})
+    flags = llamacpp_flags(scenario)
+    assert flags[:2] == (("--n-gpu-layers", "20"), ("--n-cpu-moe", "40"))
+    made = plan_scenario(scenario, memory_shape("qwen3-30b-a3b"), "llamacpp", weights="q4_k_m")
+    found = told(made, *flags)
+    assert found["--n-gpu-layers"].bytes < 0
+    assert found["--n-cpu-moe"].bytes < -(3 << 30)
+    assert "the experts of the first layers in the computer's memory: ≈ " in found["--n-cpu-moe"].does

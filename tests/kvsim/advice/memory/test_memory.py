@@ -156,6 +156,7 @@ def test_remedies_apply_in_their_order_each_once(monkeypatch):
     assert all(s.twice and s.huge_pages and s.buffers == "repeated" for s in setups.values())
 
 
+@pytest.mark.slow
 def test_no_remedies_is_the_naive_set_up_alone():
     assert list(kvsim.memory("tiny", [], slots=1, context=8, tokens=2).footprints) == ["naive"]
 
@@ -256,6 +257,7 @@ def test_unknown_types_are_refused_in_python_too():
         kvsim.memory("tiny", type_v="f8")
 
 
+@pytest.mark.slow
 def test_errors_of_the_measured_process_are_reported(tmp_path):
     path = Small(d_head=16).write(tmp_path / "narrow.gguf")
     with pytest.raises(kvsim.UserError, match="cannot be cut into blocks of 32"):

@@ -44,6 +44,30 @@ def test_what_fits_is_what_the_memory_plan_says(llama, name):
             assert plan("llama-3.1-8b", ctx=int(ctx), parallel=n, **asked).total(fit.engine) == fit.memory_bytes
 
 
+def test_what_is_typed_is_for_the_users_that_were_asked_for(llama):
+    """The most that fit are shown, and settings are typed for those asked for."""
+    for fit in llama.fits:
+        typed = dict(fit.flags)
+        assert typed.get("--parallel", typed.get("--max-num-seqs")) == ("4" if fit.engine == "llamacpp" else "256")
+        assert fit.longest > 4
+    assert any("how many users there are is not said" in line for line in llama.limits)
+    users = load_scenario("chat", workload={"kind": "closed-loop", "users": 12})
+    asked = recommend(users, slo=SLO, model="llama-3.1-8b", weights="q4_k_m", memory="24GiB", engine="llamacpp")
+    assert {dict(fit.flags)["--parallel"] for fit in asked.fits} == {"12"}
+    assert not any("how many users" in line for line in asked.limits)
+
+
+@pytest.mark.parametrize(("users", "kind"), [(2, "f16"), (18, "q8_0")])
+def test_narrower_types_are_typed_only_where_they_hold_more_of_the_users(users, kind):
+    lengths = {"prompt_tokens": {"kind": "fixed", "value": 6000}, "output_tokens": {"kind": "fixed", "value": 100}}
+    traffic = load_scenario("chat", workload={"kind": "closed-loop", "users": users, **lengths})
+    found = recommend(traffic, slo=SLO, model="llama-3.1-8b", weights="q4_k_m", memory="10GiB", engine="llamacpp")
+    (typed,) = found.typed
+    held = {fit.type_k: fit.longest for fit in found.fits if fit.type_k == fit.type_v}
+    assert 2 < held["f16"] < held["q8_0"] < held["q4_0"]
+    assert (typed.type_k, dict(typed.flags)["--parallel"]) == (kind, str(min(users, held[kind])))
+
+
 def test_without_a_memory_it_says_what_some_numbers_of_requests_need():
     found = recommend("chat", slo=SLO, model="llama-3.1-8b", engine="vllm")
     assert [fit.longest for fit in found.fits] == [1, 4, 16, 64]
@@ -57,6 +81,7 @@ def test_a_memory_too_small_for_the_weights_holds_nothing():
     assert {fit.flags for fit in found.fits} == {()}
 
 
+@pytest.mark.slow
 def test_the_command_says_first_that_there_are_no_times(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = ("recommend", "--scenario", "chat", "--slo", SLO, "--model", "llama-3.1-8b", "--memory", "80GB")
@@ -72,10 +97,11 @@ def test_the_command_says_first_that_there_are_no_times(tmp_path, monkeypatch):
     assert found == json.loads((tmp_path / "results/recommend-chat/recommendation.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_trace_without_a_model_is_answered_for_the_profiles_own_and_says_so(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("arrival,prompt,output\n" + "".join(f"{i},20,5\n" for i in range(60)))
-    asked = {"trace": path, "slo": SLO, "memory": 1 << 20}
+    asked = {"trace": path, "slo": SLO, "memory": 1 << 20, "profile": "default"}
     assert recommend(**asked).basis.startswith("A trace names no model, so tiny is assumed (--model). Times are those")
     assert recommend(**asked, model="tiny").basis.startswith("Times are those of profile default: model tiny")
 

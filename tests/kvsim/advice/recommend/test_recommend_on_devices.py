@@ -1,53 +1,24 @@
-"""Recommendations for named devices: whose times and memory they rest on, and how devices compare."""
+"""Recommendations for a named device: whose times and memory they rest on."""
 
 import json
-import shlex
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from kvsim import UserError, load_scenario, recommend, report, run
+from kvsim import UserError, load_scenario, recommend, run
 from kvsim.advice.memory.engine_flags import flags_dict, model_argument
-from kvsim.advice.recommend.candidates import build_search_space
-from kvsim.advice.recommend.device_comparison import DeviceAnswer, DeviceComparison
 from kvsim.advice.recommend.families import measured_range
 from kvsim.advice.recommend.memory_answer import MemoryAnswer
-from kvsim.advice.recommend.on_devices import DEFAULT_REQUESTS, read_prices
-from kvsim.advice.recommend.search import SearchBudget
-from kvsim.advice.recommend.trials import TrialRun, run_trial
+from kvsim.advice.recommend.on_devices import DEFAULT_REQUESTS
+from kvsim.advice.recommend.search_space import build_search_space
 from kvsim.costs.device_profiles import find_device_profile
 from kvsim.costs.devices import device_named
 from kvsim.costs.memory_plan import default_cells
-from kvsim.experiments.interval_text import plain
-from kvsim.experiments.traffic import TrafficSummary
 from kvsim.model.memory_shapes import memory_shape
-from tests.kvsim.cli.answers import complaint
-from tests.worlds import command
+from tests.kvsim.advice.recommend.device_worlds import MODEL, SLO, SMALL, SUMMARY, TRAFFIC, ask
 
 pytestmark = pytest.mark.slow
-
-SMALL = SearchBudget(4, 1, 2, 1, 2, 1, fewest=20)
-MODEL = "llama-3.1-8b"
-SLO = "ttft_p95<250ms,e2e_p95<4s"
-SUMMARY = TrafficSummary(100, 7000, 5000, 4000, 1200.0, True)
-
-TRAFFIC = {
-    "name": "busy",
-    "workload": {
-        "rate": 3.0,
-        "requests": 80,
-        "prompt_tokens": {"kind": "lognormal", "mu": 6.0, "sigma": 0.5, "min": 16, "max": 1500},
-        "output_tokens": {"kind": "fixed", "value": 60},
-    },
-    "server": {"slots": 2, "n_batch": 64},
-    "cache": {"cells": 4096, "block_size": 32},
-}
-"""Of a toy machine, whose sizes say nothing of a device."""
-
-
-def ask(*devices, source=TRAFFIC, **more):
-    asked = {"slo": SLO, "model": MODEL, "requests": 80, "budget": SMALL, "workers": 1, **more}
-    return recommend(load_scenario(source), device=devices, **asked)
 
 
 def space(device="rtx4090", engine="both", model=MODEL, summary=SUMMARY):
@@ -55,24 +26,6 @@ def space(device="rtx4090", engine="both", model=MODEL, summary=SUMMARY):
     profile = find_device_profile(model, device)
     memory = device_named(device).memory_bytes
     return build_search_space(base, summary, engine, profile, memory_shape(model), memory)
-
-
-@pytest.fixture(scope="module")
-def one():
-    return ask("rtx4090")
-
-
-@pytest.fixture(scope="module")
-def both():
-    return ask("rtx4090", "h100_sxm", "l4", model="qwen3-14b", price="h100_sxm=2.5")
-
-
-@pytest.fixture(scope="module")
-def priced():
-    return ask("rtx4090", "h100_sxm", price={"rtx4090": 0.4, "h100_sxm": 2.0})
-
-
-# One device
 
 
 def test_the_times_and_the_memory_are_those_of_the_device(one):
@@ -222,6 +175,13 @@ def test_a_profile_of_ones_own_is_found(tmp_path, monkeypatch):
     assert ask("rtx4090", model="falcon3-7b").profile.name == "rtx4090-falcon3-7b"
 
 
+def test_smaller_weights_are_assumed_and_said_where_the_models_own_do_not_fit():
+    told = []
+    found = ask("rtx4090", model="qwen3-14b", told=told.append)
+    assert told == ["qwen3-14b on rtx4090: weights in fp8, since the model's own do not fit (--weights)"]
+    assert found.best[0].candidate.scenario.machine.weights == "fp8"
+
+
 def test_a_model_that_does_not_fit_is_told_what_would():
     with pytest.raises(UserError, match=r"qwen3-32b does not fit on rtx4090: .* what would fit: --weights "):
         ask("rtx4090", model="qwen3-32b")
@@ -232,184 +192,74 @@ def test_a_scenarios_number_of_requests_does_not_shorten_runs_on_devices():
     assert found.traffic.requests == DEFAULT_REQUESTS
 
 
-# Several devices
+def test_the_engines_defaults_and_what_runs_now_are_judged_beside_the_best():
+    now = {"server__slots": 2, "server__slot_context": 4096, "server__scheduler": "vllm"}
+    found = ask("rtx4090", now=now)
+    running, usual = found.fixed
+    assert (running.candidate.family, usual.candidate.family) == ("now", "vLLM's defaults")
+    assert (running.candidate.scenario.server.slots, usual.candidate.scenario.server.slots) == (2, 256)
+    assert all(f.candidate.scenario.slot_context >= 4096 for f in found.best), "no shorter context than now"
+    first = found.best[0]
+    gain = np.exp(np.mean(np.log(first.loads)) - np.mean(np.log(running.loads)))
+    assert found.to_dict()["fixed"][0]["gain"]["value"] == pytest.approx(gain)
+    assert gain > 2
+    assert found.gains[0].startswith("Beside what runs now, which would sustain ")
+    assert "Beside vLLM's defaults" in found.gains[1]
+    assert {c.number for c in found.space.fixed} == {-1, -2}
 
 
-def test_the_largest_load_comes_first_and_no_verdict_last(priced, both):
-    assert isinstance(priced, DeviceComparison)
-    assert [answer.device for answer in priced.ranked] == ["h100_sxm", "rtx4090"]
-    loads = [answer.load for answer in priced.ranked]
-    assert loads == sorted(loads, reverse=True)
-    assert [answer.device for answer in both.ranked] == ["h100_sxm", "rtx4090", "l4"]
-    assert [answer.met for answer in both.ranked] == [True, None, None]
-
-
-def test_each_device_is_answered_as_if_it_were_asked_alone(priced, one):
-    found = next(answer for answer in priced.answers if answer.device == "rtx4090").recommendation
-    assert found.to_dict() | {"command": ""} == one.to_dict() | {"command": ""}
-
-
-def test_the_first_line_says_which_meet_it_and_up_to_which_load(priced):
-    surely = [_with_verdict(answer, "surely") for answer in priced.ranked]
-    first, second = surely
-    reach = f"in every run up to {plain(first.load, 2)} times the load ({plain(first.mean_load.value, 2)} on average)"
-    said = replace(priced, answers=tuple(surely)).conclusion
-    assert said.startswith(
-        f"h100_sxm meets {priced.slo.text} at this load, and {reach}; rtx4090 meets it too, in every"
-    )
-    assert said.count(" At the largest load, a million output tokens cost ") == 1
-    said = replace(priced, answers=tuple(_with_verdict(answer, "likely") for answer in surely)).conclusion
-    assert said.startswith(f"h100_sxm probably meets {priced.slo.text} at this load, and {reach}; ")
-    assert "; rtx4090 probably meets it, in every run up to " in said
-    said = replace(priced, answers=(_with_verdict(second, "not"), first)).conclusion
-    assert "; rtx4090 does not meet it, but does in every run up to " in said
-    said = replace(priced, answers=(_with_verdict(second, "not"),), asked=("rtx4090",)).conclusion
-    assert said.startswith(f"No device meets {priced.slo.text} at this load: rtx4090 meets it in every run up to ")
-
-
-def _with_verdict(answer, verdict):
-    """The same answer, had the best setting met the service level so surely, and at loads that differ."""
-    best = answer.best
-    scale = {"surely": (0.1, 0.1), "likely": (0.01, 0.4), "not": (2.0, 2.0)}[verdict]
-    outcomes = tuple(
-        replace(outcome, measures={**outcome.measures, "ttft_p95": factor, "e2e_p95": 0.1})
-        for outcome, factor in zip(best.outcomes, scale, strict=True)
-    )
-    loads = (best.loads[0], 1.5 * best.loads[0])
-    found = replace(
-        answer.recommendation, best=(replace(best, outcomes=outcomes, loads=loads), *answer.recommendation.best[1:])
-    )
-    return replace(answer, answer=found)
-
-
-def test_a_device_without_room_has_a_reason_and_no_verdict(both):
-    reasons = {answer.device: answer.no_verdict for answer in both.ranked}
-    assert reasons["h100_sxm"] == ""
-    assert reasons["rtx4090"].startswith("qwen3-14b does not fit on rtx4090: ")
-    assert reasons["l4"].startswith("qwen3-14b does not fit on l4: ")
-    assert "rtx4090 has no verdict; l4 has no verdict" in both.conclusion
-    assert any(line.startswith("l4: qwen3-14b does not fit") for line in both.no_verdicts)
-    for each in both.to_dict()["devices"][1:]:
-        assert (each["met"], each["verdict"], each["load"], each["cost_per_million"]) == (None, None, None, None)
-    assert len(both.bases) == 1
-
-
-def test_a_million_tokens_cost_the_price_over_the_tokens_of_that_time(priced):
-    offered = priced.traffic.offered
-    for answer in priced.ranked:
-        per_s = answer.price_per_hour / 3600
-        assert answer.cost == pytest.approx(per_s / offered.output_tokens_per_s * 1e6)
-        assert answer.cost_at_largest == pytest.approx(answer.cost / answer.load)
-        assert answer.largest.requests_per_s == pytest.approx(offered.requests_per_s * answer.load)
-        assert replace(answer, tensor_parallel=2).cost == pytest.approx(2 * answer.cost)
-        assert replace(answer, price_per_hour=None).cost is None
-
-
-def test_a_device_that_misses_the_service_level_has_no_cost_at_this_load():
-    found = ask("rtx4090", price="rtx4090=0.4", load=8.0, slo="tpot_p95<25ms")
-    (answer,) = found.answers
-    assert answer.met is False
-    assert answer.cost is None
-    assert answer.load < 1
-    assert answer.cost_at_largest > 0
-    assert found.conclusion.startswith(
-        "No device meets tpot_p95<25ms at this load: rtx4090 meets it in every run up to 0."
-    )
-
-
-def test_the_largest_load_is_met_in_every_run(priced):
-    for answer in priced.ranked:
-        best = answer.best
-        assert answer.load == min(best.loads) < best.largest_load
-        for replication in range(2):
-            trial = TrialRun(0, replication, best.candidate.scenario, 1.0, answer.load)
-            assert run_trial(priced.traffic, trial).met(priced.slo)
-        none = replace(answer, answer=replace(answer.answer, best=(replace(best, loads=(0.0, 1.0)),)))
-        assert (none.load, none.largest, none.cost_at_largest) == (None, None, None)
-
-
-def test_nothing_is_said_where_no_device_has_a_verdict():
-    found = ask("rtx4090", "l4", model="qwen3-14b")
-    assert found.met is None
-    assert found.conclusion == (
-        "Whether ttft_p95<250ms, e2e_p95<4s can be met is unknown: rtx4090, l4 have no verdict."
-    )
-    assert found.bases == []
-
-
-def test_in_a_closed_loop_runs_tell_what_is_served():
-    loop = {**TRAFFIC, "workload": {**TRAFFIC["workload"], "kind": "closed-loop", "users": 2}}
-    del loop["workload"]["rate"]
-    found = ask("rtx4090", price="rtx4090=1", source=loop)
-    (answer,) = found.answers
-    assert found.traffic.offered is None
-    assert answer.load > 1
-    assert answer.largest.output_tokens_per_s > answer.served.output_tokens_per_s
-    assert answer.cost_at_largest < answer.cost
-
-
-def test_the_result_does_not_depend_on_the_number_of_workers(priced):
-    again = ask("rtx4090", "h100_sxm", price={"rtx4090": 0.4, "h100_sxm": 2.0}, workers=2)
-    assert json.dumps(again.to_dict()) == json.dumps(priced.to_dict())
-
-
-def test_an_interrupt_keeps_the_devices_that_are_known(priced, monkeypatch):
-    calls = []
-
-    def interrupted(*arguments):
-        calls.append(arguments)
-        if len(calls) > 1:
-            raise KeyboardInterrupt
-        return next(a.recommendation for a in priced.answers if a.device == "rtx4090")
-
-    monkeypatch.setattr("kvsim.advice.recommend.on_devices.find_settings", interrupted)
-    found = ask("rtx4090", "h100_sxm")
-    assert found.interrupted == "before h100_sxm"
-    assert found.conclusion.startswith("Interrupted, before h100_sxm. So far: rtx4090 ")
-    assert found.ranked[-1].no_verdict == "interrupted before its turn"
-    assert found.to_dict()["devices"][-1]["met"] is None
-    calls.append(None)
-    with pytest.raises(KeyboardInterrupt):
-        ask("rtx4090", "h100_sxm")
-
-
-def test_progress_goes_on_from_one_device_to_the_next():
+def test_what_the_model_cannot_hold_is_said_at_once_and_the_rest_answered(tmp_path):
+    path = tmp_path / "log.csv"
+    rows = "".join(f"{i},{200_000 if i % 10 == 3 else 300},40\n" for i in range(120))
+    path.write_text(f"arrival,prompt,output\n{rows}")
     told = []
-    ask("rtx4090", "h100_sxm", progress=lambda *state: told.append(state))
-    done = [state[0] for state in told]
-    assert done == sorted(done)
-    assert all(total >= now for now, total, _ in told)
-
-
-def test_what_is_saved_is_what_is_printed_and_makes_a_page(both, tmp_path):
-    (tmp_path / "recommendation.json").write_text("{}")
-    (tmp_path / "best-l40s.toml").write_text("")
-    names = [path.name for path in both.save(tmp_path)]
-    assert names == [
-        "recommendation.json",
-        "recommendation.csv",
-        "candidates.csv",
-        "recommendation.png",
-        "best-h100_sxm.toml",
+    asked = {"slo": "ttft_p95<2s", "model": MODEL, "budget": SMALL, "workers": 1, "told": told.append}
+    found = recommend(trace=path, device="rtx4090", **asked)
+    assert told == [
+        "10.0% of the requests (12 of 120) need more than the 131,072 tokens of llama-3.1-8b's context, 12 for the "
+        "prompt alone: no setting can serve them; what follows is of the rest"
     ]
-    assert {path.name for path in tmp_path.iterdir()} == set(names)
-    printed = both.to_dict()
-    assert json.loads((tmp_path / "recommendation.json").read_text()) == printed == json.loads(json.dumps(printed))
-    assert list(both.table["device"]) == [each["device"] for each in printed["devices"]]
-    assert set(both.candidates["device"]) == {"h100_sxm"}
-    html = report(tmp_path).read_text(encoding="utf-8")
-    assert "h100_sxm" in html
-    assert "l4: qwen3-14b does not fit" in html
-    assert "Scenario for h100_sxm" in html
-    assert "vllm serve Qwen/Qwen3-14B" in html
+    assert found.conclusion.startswith(f"{told[0]}. Run vllm serve ")
+    assert found.met
 
 
-def test_the_picture_shows_loads_and_costs(priced, one):
-    loads, costs = priced.plot().axes
-    assert [bar.get_width() for bar in loads.patches] == [answer.load for answer in priced.ranked]
-    assert [bar.get_width() for bar in costs.patches] == [answer.cost_at_largest for answer in priced.ranked]
-    unpriced = replace(priced, answers=tuple(replace(a, price_per_hour=None) for a in priced.answers))
-    assert len(unpriced.plot().axes) == 1
+def test_settings_that_do_the_same_are_one_place():
+    found = ask("rtx4090", load=0.1, slo="e2e_p95<60s", budget=SMALL._replace(screened=24, kept=8, best=3))
+    first = found.best[0]
+    assert first.same
+    assert any(note.startswith("any of these does the same: as typed; --max-num-") for note in first.notes)
+    assert all(found.ruled_out[c.number].reason == "same" for f in found.best for c in f.same)
+    assert len(found.ruled_out) + len(found.best) == len(found.space.candidates)
+
+
+LONG = {
+    **TRAFFIC,
+    "workload": {
+        **TRAFFIC["workload"],
+        "prompt_tokens": {"kind": "fixed", "value": 2_000},
+        "output_tokens": {"kind": "fixed", "value": 1_500},
+    },
+}
+"""Requests of which a card holds about a dozen in 16 bits."""
+
+
+@pytest.mark.parametrize(("source", "kv"), [(LONG, "fp8"), (TRAFFIC, "f16")])
+def test_k_and_v_are_narrowed_only_where_that_helps(source, kv):
+    asked = {"slo": "ttft_p95<2s", "budget": SMALL._replace(screened=6, neighbours=6, kept=4, best=2, steps=3)}
+    found = ask("rtx4090", source=source, load=0.2, **asked)
+    first = found.best[0].candidate
+    assert first.settings["type_k"] == kv
+    assert any("fp8 cost accuracy" in note for note in first.notes) == (kv == "fp8")
+    assert {c.settings["type_k"] for c in found.space.candidates if c.number in found.ruled_out} >= {"f16", "fp8"}
+
+
+def test_other_weights_are_offered_and_never_taken(one):
+    assert one.best[0].verdict != "surely"
+    assert one.offer.startswith("With --weights fp8, which are of another quality, it would sustain about ")
+    assert {c.scenario.machine.weights for c in one.space.candidates} == {None}
+    calm = ask("rtx4090", load=0.1, slo="e2e_p95<60s")
+    assert (calm.best[0].verdict, calm.offer) == ("surely", "")
+    assert ask("rtx4090", weights="fp8").offer == ""
 
 
 def test_two_gpus_are_asked_of_their_own_profile():
@@ -417,102 +267,3 @@ def test_two_gpus_are_asked_of_their_own_profile():
     assert found.profile.name == "rtxpro6000-qwen3-32b-tp2"
     assert flags_dict(found.best[0].candidate.flags)["--tensor-parallel-size"] == "2"
     assert found.to_dict()["tensor_parallel"] == 2
-
-
-# What cannot be asked
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"device": ["rtx4090", "rtx4090"]}, "--device: rtx4090 is given twice"),
-        ({"device": "rtx409"}, "no device called 'rtx409'; did you mean 'rtx4090'"),
-        ({"price": "rtx4090=1"}, "--price: prices are of devices; name them with --device"),
-        ({"tp": 2}, "--tp: GPUs that share a model; name them with --device"),
-        ({"device": "rtx4090", "tp": 0}, "--tp is 0"),
-        ({"device": "rtx4090", "tp": 3}, "3 does not divide the 32 heads"),
-        ({"device": "rtx4090", "price": "rtx409=1"}, "--price: no device called 'rtx409'; did you mean 'rtx4090'"),
-        ({"device": "rtx4090", "price": "l40s=1"}, "--price: l40s is not among the devices asked about"),
-        ({"device": "rtx4090", "memory": "24GB"}, "--memory and --device: both say"),
-        ({"device": "rtx4090", "profile": "default"}, "--profile and --device: both say"),
-        ({"device": "rtx4090", "weights": "banana"}, "--weights: no type called 'banana'"),
-        ({"device": "rtx4090", "model": None}, "--device: name the model that is served"),
-    ],
-)
-def test_a_question_that_cannot_be_asked_ends_in_one_line(asked, message):
-    with pytest.raises(UserError, match=message) as raised:
-        recommend(load_scenario(TRAFFIC), **{"slo": SLO, "model": MODEL, "requests": 80, **asked})
-    assert len(str(raised.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    "text", ["", "rtx4090", "rtx4090=", "=1", "rtx4090=x", "rtx4090=0", "rtx4090=-1", "rtx4090=inf"]
-)
-def test_a_price_is_a_number_above_0(text):
-    with pytest.raises(UserError, match=r"--price: .* the price of an hour above 0"):
-        read_prices(text, ["rtx4090"])
-
-
-def test_prices_are_read():
-    assert read_prices("rtx4090=0.4, l40s=.75", ["l40s", "rtx4090"]) == {"rtx4090": 0.4, "l40s": 0.75}
-    assert read_prices({"l40s": 2}, ["l40s"]) == {"l40s": 2.0}
-    with pytest.raises(UserError, match="--price: l40s is given twice"):
-        read_prices("l40s=1,l40s=1", ["l40s"])
-
-
-def test_an_answer_without_anything_has_no_numbers():
-    nothing = DeviceAnswer("rtx4090", None, "why not", price_per_hour=1.0)
-    assert (nothing.met, nothing.load, nothing.served, nothing.largest, nothing.cost) == (None,) * 5
-    assert nothing.cost_at_largest is None
-    assert not nothing.at_least
-
-
-# The command
-
-
-@pytest.fixture
-def small(tmp_path, monkeypatch):
-    """A folder with a scenario, where a search is short."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(recommend.__kwdefaults__, "budget", SMALL)
-    (tmp_path / "busy.toml").write_text(load_scenario(TRAFFIC).to_toml())
-    return ["recommend", "--scenario", "busy.toml", "--slo", SLO, "--requests", "80", "--workers", "1"]
-
-
-def test_the_command_compares_devices_and_says_what_it_rests_on_first(small, tmp_path):
-    devices = ["--device", "rtx4090", "--device", "h100_sxm", "--device", "a6000", "--price", "h100_sxm=2.5"]
-    asked = [*small, "--model", "qwen3-14b", *devices]
-    shown = command(*asked).stdout
-    lines = shown.splitlines()
-    assert lines[0].startswith("Times are those of profile h100_sxm-qwen3-14b: ")
-    assert lines[1].startswith("Times are estimated: qwen3-14b on a6000 under vLLM")
-    begins = [
-        "h100_sxm ",
-        "rtx4090: qwen3-14b does not fit on rtx4090: ",
-        "a6000 ",
-    ]
-    assert all(any(line.startswith(begin) for line in lines) for begin in begins), shown
-    assert "\nh100_sxm\n   vllm serve Qwen/Qwen3-14B --max-model-len " in shown
-    assert "kvsim run results/recommend-busy/best-h100_sxm.toml" in shown
-    saved = json.loads((tmp_path / "results/recommend-busy/recommendation.json").read_text())
-    found = json.loads(command(*asked, "--json").stdout)
-    assert found == saved
-    again = json.loads(command(*shlex.split(found["command"])[1:], "--workers", "1", "--json").stdout)
-    assert again == found
-    assert command("report", "results/recommend-busy").returncode == 0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--device", "rtx4090", "--device", "rtx4090"],
-        ["--device", "rtx4090", "--memory", "24GB"],
-        ["--device", "rtx4090", "--price", "rtx4090"],
-        ["--device", "h100_sxm", "--price", "rtx4090=1"],
-        ["--device", "rtx4090", "--model", "qwen3-32b"],
-        ["--price", "rtx4090=1"],
-    ],
-)
-def test_the_command_refuses_in_one_line(small, tmp_path, options):
-    complaint(command(*small, "--model", MODEL, *options))
-    assert not (tmp_path / "results").exists()

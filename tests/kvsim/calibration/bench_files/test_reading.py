@@ -178,6 +178,7 @@ def places(value, path=()):
         yield from places(each, (*path, key))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -191,6 +192,7 @@ def test_json_with_any_value_replaced_is_read_or_refused(tmp_path, name, data):
     read_or_refuse(tmp_path, json.dumps(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -201,6 +203,7 @@ def test_text_with_any_part_replaced_is_read_or_refused(tmp_path, name, data):
     read_or_refuse(tmp_path, text[:start] + data.draw(st.text(max_size=8)) + text[stop:])
 
 
+@pytest.mark.slow
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_rows_with_any_number_correct_a_profile_or_are_refused(tmp_path, data):

@@ -57,6 +57,7 @@ def test_an_all_reduce_is_added_where_devices_share_the_model(folder):
     assert shared.work[64] - alone.work[64] == pytest.approx(65 * 2 * (message / 2 / 16e9 + 20e-6))
 
 
+@pytest.mark.slow
 def test_the_profile_has_what_a_cell_costs_in_each_regime(fitted):
     profile = fitted.profile
     price = PassPrice(profile, "gather", (Group(0),))
@@ -84,17 +85,20 @@ def test_a_profile_survives_its_file(fitted, tmp_path):
     assert load_profile(str(written[0])) == fitted.profile
 
 
+@pytest.mark.slow
 def test_the_same_tables_give_the_same_profile(folder, fitted):
     again = import_tables(folder).profile
     assert again.model_copy(update={"measured": fitted.profile.measured}) == fitted.profile
 
 
+@pytest.mark.slow
 def test_the_host_is_given(folder):
     profile = import_tables(folder, ImportOptions(host_ms=1.5)).profile
     assert profile.host.seconds == 0.0015
     assert "The host adds 1.50 ms to a step: given with --host-ms" in profile.basis
 
 
+@pytest.mark.slow
 def test_another_model_with_the_same_attention_is_inferred(folder, fitted):
     profile = import_tables(folder, ImportOptions(model="qwen3-8b")).profile
     assert profile.name == "rtx4090-qwen3-8b"
@@ -112,7 +116,7 @@ def test_another_model_with_the_same_attention_is_inferred(folder, fitted):
         (ImportOptions(model="llama-3.1-8"), "no model called 'llama-3.1-8'"),
         (ImportOptions(device="h100"), "no device called 'h100'; did you mean 'h100_sxm'"),
         (ImportOptions(tp=2), "the tables say nothing of the link between the devices; give --link-gb-s"),
-        (ImportOptions(link_gb_s=16.0), "only with --tp 2 or more"),
+        (ImportOptions(link_gb_s=16.0), "only with --tp or --ep, 2 or more"),
         (
             ImportOptions(device="h100_sxm"),
             "--device h100_sxm: the tables of .* are of another one, NVIDIA GeForce RTX",

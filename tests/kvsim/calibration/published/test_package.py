@@ -97,7 +97,7 @@ def test_weights_are_the_configs_own_or_those_that_are_asked_for(package, tmp_pa
     fields |= {"intermediate_size": 96, "vocab_size": 100, "head_dim": 32, "quantization_config": own}
     (tmp_path / "config.json").write_text(json.dumps(fields))
     question = ask("h100_sxm", str(tmp_path))
-    assert question.weights == "fp8"
+    assert question.weights == "fp8_block"
     pricer(question)
     assert package.configs[0]["quantization_config"] == own
     assert package.configs[0]["max_position_embeddings"] == 65_536
@@ -245,6 +245,7 @@ def test_the_real_package_prices_without_the_network(no_network, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @real
 def test_the_real_package_takes_any_shape(no_network, tmp_path):
     fields = {"model_type": "llama", "num_hidden_layers": 3, "hidden_size": 4096, "num_attention_heads": 32}
@@ -256,6 +257,7 @@ def test_the_real_package_takes_any_shape(no_network, tmp_path):
     assert many == pytest.approx(10 * few, rel=0.1)
 
 
+@pytest.mark.slow
 @real
 def test_what_the_real_package_has_not_is_said_in_a_line(no_network):
     for given in ({"device": "a100_sxm", "weights": "fp8"}, {"model": "phi-4"}, {"weights": "int4"}):

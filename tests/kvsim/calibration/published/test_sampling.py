@@ -22,6 +22,7 @@ def test_no_pass_goes_further_than_it_may(reach, seed):
         assert each.prompts * each.tokens + each.decodes <= 8_192 + 1_024
 
 
+@pytest.mark.slow
 @given(REACHES)
 def test_decode_only_passes_come_first_and_are_two_in_five(reach):
     prompts = [each.prompts > 0 for each in plan_passes(reach, np.random.default_rng(0), 50)]

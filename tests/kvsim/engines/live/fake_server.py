@@ -34,6 +34,8 @@ class FakeServer:
     tokens_per_word: int = 1
     token_s: float = 0.0
     """Seconds between two tokens."""
+    retry_after: str | None = None
+    """With a refusal; every second request is then refused."""
     refuses: int | None = None
     """A status to refuse completions with; from the ``faulty_from``-th on, as all that follows."""
     is_gone: bool = False
@@ -81,23 +83,28 @@ class FakeServer:
                 return
             if self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
                 await _send(writer, 401, {"error": {"message": "Invalid API Key", "code": 401}})
-            elif method == "GET":
-                await self._page(writer, path)
-            elif path == "/tokenize":
-                await self._tokenize(writer, json.loads(body))
-            elif path == ("/completion" if self.kind == "llama-server" else "/v1/completions"):
-                self._open += 1
-                self.most_at_once = max(self.most_at_once, self._open)
-                try:
-                    await self._complete(writer, json.loads(body))
-                finally:
-                    self._open -= 1
             else:
-                await _send(writer, 404, {"error": "no such page"})
+                await self.answer(writer, method, path, body)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
             writer.close()
+
+    async def answer(self, writer, method, path, body):
+        """Answer a request that has the key."""
+        if method == "GET":
+            await self._page(writer, path)
+        elif path == "/tokenize":
+            await self._tokenize(writer, json.loads(body))
+        elif path == ("/completion" if self.kind == "llama-server" else "/v1/completions"):
+            self._open += 1
+            self.most_at_once = max(self.most_at_once, self._open)
+            try:
+                await self._complete(writer, json.loads(body))
+            finally:
+                self._open -= 1
+        else:
+            await _send(writer, 404, {"error": "no such page"})
 
     async def _page(self, writer, path):
         model = {"id": self.name, "owned_by": "vllm" if self.kind == "vllm" else "somebody", "max_model_len": CONTEXT}
@@ -146,8 +153,12 @@ class FakeServer:
             return
         if faulty and self.is_silent:
             await asyncio.sleep(60)
+        later = self.retry_after
         if faulty and self.refuses is not None:
-            await _send(writer, self.refuses, {"error": {"message": "no, not this one", "code": self.refuses}})
+            if later is not None:
+                self.faulty_from += 2
+            said = {"error": {"message": "no, not this one", "code": self.refuses}}
+            await _send(writer, self.refuses, said, more="" if later is None else f"Retry-After: {later}\r\n")
         elif not isinstance(asked["prompt"], str) and not self.takes_ids:
             await _send(writer, 422, {"detail": "prompt: a string is expected"})
         elif any(token >= self.vocabulary for token in tokens):
@@ -167,6 +178,8 @@ class FakeServer:
         bias = asked.get("logit_bias")
         answer = [bias[0][0] if bias else 7] * n
         cached = max((_common(tokens[:-1], text) for text in self._texts), default=0)
+        if not asked.get("cache_prompt", True):  # The same first token by chance is no hit then.
+            cached = 0
         self._texts.append([*tokens, *answer[:-1]])
         self.prompt_tokens += len(tokens) - (cached if self.kind == "llama-server" else 0)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
@@ -235,11 +248,10 @@ async def _event(writer, said):
     await writer.drain()
 
 
-async def _send(writer, status, said, kind="application/json"):
+async def _send(writer, status, said, kind="application/json", more=""):
     body = (said if isinstance(said, str) else json.dumps(said)).encode()
-    head = (
-        f"HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
+    length = f"Content-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
+    head = f"HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\n{length}"
     writer.write(head.encode() + body)
     await writer.drain()
 

@@ -91,6 +91,7 @@ def test_what_is_not_certain_is_left_out_and_the_rest_is_followed():
     assert [(s.chunks, s.further[0].tokens) for s in found.samples if s.further] == [(3, 39)]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     requests=st.lists(st.tuples(st.integers(2, 60), st.integers(6, 12)), min_size=1, max_size=4),
@@ -123,6 +124,39 @@ def test_a_pause_of_one_stream_leaves_its_steps_out():
     assert seen.clean.sum() == 27
 
 
+def read_late(run, when):
+    """The same staircase by a client that had no processor, and read at these times what had come by then."""
+    found = []
+    for request in run.requests:
+        read = when[np.searchsorted(when, request.token_s)] + 1e-5 * np.arange(len(request.token_s))
+        found.append(request.model_copy(update={"token_s": tuple(read)}))
+    return run.model_copy(update={"requests": tuple(found)})
+
+
+@pytest.mark.parametrize("is_missed", [False, True])
+def test_steps_whose_tokens_came_at_once_are_spread_evenly_and_mixed_ones_left_out(is_missed):
+    run = staircase([(20, 21), (30, 22)], 0.01, 0.05)
+    times = np.array(run.requests[0].token_s)
+    assert times[21] == run.requests[1].token_s[0]
+    # Two of three tokens of the first request are read in time, and the end of the other's prompt or not.
+    in_time = np.arange(len(times)) % 3 != 1
+    in_time[21] = not is_missed
+    reads = np.append(times[in_time], 9.0)
+    found = samples_of(read_late(run, reads), SCENARIO)
+    assert found.at_once >= 7
+    decodes = [s for s in found.samples if not s.further]
+    assert [s.seconds for s in decodes] == pytest.approx([0.01] * len(decodes), rel=0.01)
+    mixed = [s.seconds for s in found.samples if s.further]
+    assert mixed == ([] if is_missed else pytest.approx([0.05], rel=0.01))
+
+
+def test_a_staircase_whose_tokens_mostly_came_at_once_tells_nothing():
+    found = samples_of(read_late(staircase([(20, 40)], 0.01, 0.05), np.arange(0.1, 9, 0.2)), SCENARIO)
+    assert not found.samples
+    assert found.left_out == 40
+
+
+@pytest.mark.slow
 @given(
     gaps=st.lists(st.floats(0.005, 0.05), min_size=12, max_size=40),
     offsets=st.lists(st.integers(0, 5), min_size=1, max_size=6),
@@ -137,6 +171,7 @@ def test_streams_that_begin_at_different_steps_are_aligned(gaps, offsets):
     assert not seen.apart.any()
 
 
+@pytest.mark.slow
 @given(clean=st.lists(st.booleans(), max_size=60), longest=st.integers(1, 9), shortest=st.integers(1, 9))
 def test_windows_are_clean_apart_and_of_the_right_length(clean, longest, shortest):
     longest = max(longest, shortest)

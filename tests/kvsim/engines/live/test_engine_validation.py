@@ -10,7 +10,8 @@ from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.arrivals import Turn
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.run import build_policy, drive
+from kvsim.simulation.run import drive
+from kvsim.simulation.set_up import build_policy
 from policies import in_group
 from tests.worlds import GivenTimes
 from workloads import Request
@@ -30,6 +31,7 @@ def test_a_script_gives_the_same_schedule_whatever_steps_take(name):
     assert len(set(runs)) == 1
 
 
+@pytest.mark.slow
 def test_a_replay_with_the_same_times_gives_the_same_latencies():
     def times(batch):
         return 0.01 + 1e-4 * batch.n_tokens
@@ -41,6 +43,7 @@ def test_a_replay_with_the_same_times_gives_the_same_latencies():
             assert math.isclose(again.summary[measure][statistic], value, rel_tol=1e-9)
 
 
+@pytest.mark.slow
 def test_without_a_script_other_times_give_another_schedule():
     """The control: the digest tells schedules apart."""
     digests = set()
@@ -89,12 +92,14 @@ def test_predictions_follow_the_machines_pace():
     assert scaled.worst_unscaled != scaled.worst
 
 
+@pytest.mark.slow
 def test_a_profile_of_another_processor_is_flagged():
     profile = load_profile("default")
     other = profile.model_copy(update={"machine": profile.machine.model_copy(update={"processor": "abacus"})})
     assert validate("batch", other, ["paged"], requests=2).elsewhere
 
 
+@pytest.mark.slow
 def test_a_profile_with_other_reference_passes_is_refused():
     profile = load_profile("default").model_copy(update={"reference_passes_s": (1e-3,)})
     with pytest.raises(UserError, match="calibrate anew"):

@@ -147,6 +147,7 @@ def test_others_who_use_the_server_are_noticed(tmp_path):
     assert lines(done.path)[0]["tokens"] == {"counted": 920, "ours": 120}
 
 
+@pytest.mark.slow
 def test_a_cache_that_knows_the_prompts_already_is_noticed(tmp_path):
     with fake_server() as server:
         assert recorded(server, tmp_path / "a.jsonl").warnings == ()
@@ -176,6 +177,26 @@ def test_shorter_answers_are_failures(tmp_path):
     with fake_server(answers_at_most=2, faulty_from=7) as server:
         done = recorded(server, tmp_path / "a.jsonl")
     assert done.first_failure == "request 7: 2 of 3 tokens came back; the server cut the answer"
+
+
+def test_failures_are_told_by_cause(tmp_path):
+    with fake_server(refuses=400, faulty_from=1) as server:
+        done = recorded(server, tmp_path / "a.jsonl")
+    assert done.why_failed == "HTTP 400: no, not this one (requests 1, 2, 3, 4, 5 and 2 more)"
+
+
+@pytest.mark.parametrize("later", ["0", "Thu, 26 Nov 2026 10:00:00 GMT"])
+def test_a_server_that_asks_for_patience_is_asked_again(tmp_path, later):
+    with fake_server(refuses=429, faulty_from=1, retry_after=later) as server:
+        done = recorded(server, tmp_path / "a.jsonl")
+    assert (done.ended, done.failed, len(server.asked)) == (8, 0, 15)
+    assert "7 requests sent again, as it asked for by Retry-After" in done.warnings[0]
+
+
+def test_a_server_that_asks_for_more_patience_than_there_is(tmp_path):
+    with fake_server(refuses=503, faulty_from=6, retry_after="4000") as server:
+        done = recorded(server, tmp_path / "a.jsonl", limit_s=3600.0)
+    assert "it wants to be asked again in 4,000 s, after the end of --limit" in done.why_failed
 
 
 # What ended early
@@ -211,6 +232,7 @@ def test_a_server_that_goes_when_all_has_been_sent(tmp_path, counts):
     assert (tmp_path / "a.jsonl.part").exists()
 
 
+@pytest.mark.slow
 def test_resumed_prompts_are_those_of_a_run_that_never_stopped(tmp_path):
     given = load_scenario({"workload": SESSIONS, "cache": {"cells": 4096}})
     with fake_server() as server:

@@ -99,8 +99,9 @@ def test_a_command_that_cannot_be_is_refused_in_one_line(command, message):
 
 def test_it_is_ready_with_its_flags_and_ends_with_all_that_it_started(port, tmp_path):
     command = fake(port, "--child", tmp_path / "pids", "--argv", tmp_path / "argv")
-    with started(command, FLAGS, start_s=30) as settings:
+    with started(command, FLAGS, start_s=30) as (settings, process):
         assert settings.api == "llama-server"
+        assert process == json.loads((tmp_path / "pids").read_text())[0]
         pids = json.loads((tmp_path / "pids").read_text())
         assert all(map(runs, pids))
         assert json.loads((tmp_path / "argv").read_text())[-5:] == command.with_flags(FLAGS)[-5:]
@@ -156,6 +157,17 @@ def test_one_that_ends_while_it_is_asked_says_so_too(port, tmp_path):
     with pytest.raises(UserError, match=r"the server ended by signal 9; it said last: loading$"):
         asked()
     assert gone(json.loads((tmp_path / "pids").read_text()))
+
+
+def test_one_that_was_compiled_for_another_processor_says_so(port, tmp_path):
+    command = read_command(
+        f"{sys.executable} -c 'import os, signal; os.kill(os.getpid(), signal.SIGILL)' --port {port}"
+    )
+    with (
+        pytest.raises(UserError, match="an illegal instruction: it was compiled for another processor"),
+        started(command, ()),
+    ):
+        pass
 
 
 def test_one_that_never_is_ready_is_given_up(port, tmp_path):

@@ -116,6 +116,7 @@ def test_an_answer_that_ended_early_is_quoted_at_its_full_length():
     assert said[:2] == (7, 7)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(1, 40)), min_size=1, max_size=5))
 def test_equal_segments_are_equal_tokens_in_whatever_order_they_are_asked_for(asked):
     once = Prompts(1, IDS)

@@ -8,7 +8,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from kvsim.engines.live.address import Address
-from kvsim.engines.live.client import Client, ServerFault
+from kvsim.engines.live.bounded import ServerFault
+from kvsim.engines.live.client import Client
 from kvsim.engines.live.prompts import WORDS, Prompts, Vocabulary
 from kvsim.engines.live.settings import ask_settings
 from kvsim.engines.live.vocabulary import find_vocabulary

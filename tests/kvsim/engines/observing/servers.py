@@ -3,16 +3,19 @@
 import asyncio
 import gzip
 import json
+import re
 import socket
 import threading
 import time
 from contextlib import contextmanager
+from unittest import mock
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from kvsim.engines.observing import observer
 from kvsim.engines.observing.serving import Observation, observe
 
 TEXT = ["Il", " pleut", " sur", " la", " ville"]
@@ -166,12 +169,14 @@ async def slowly(pieces, pause_s=0.001):
 
 
 @contextmanager
-def served(app):
-    """The address of an application that is served in a thread."""
+def served(app, **settings):
+    """The address of an application that is served in a thread; ``settings`` are uvicorn's."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # so that asyncio sends at once
     listener.bind(("127.0.0.1", 0))
     listener.listen(512)
-    config = uvicorn.Config(app, log_config=None, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app, log_config=None, log_level="critical", lifespan="off", timeout_graceful_shutdown=1, **settings
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -205,6 +210,30 @@ def raw_server(answer):
             listener.shutdown(socket.SHUT_RDWR)
 
 
+def receive(connection):
+    """Read a whole request, and return its head; the system throws the answer away of a server that closes before."""
+    read = b""
+    while b"\r\n\r\n" not in read:
+        read += connection.recv(65536)
+    head, _, body = read.partition(b"\r\n\r\n")
+    found = re.search(rb"(?i)content-length: *(\d+)", head)
+    length = 0 if found is None else int(found[1])
+    while len(body) < length:
+        body += connection.recv(65536)
+    return head
+
+
+def requests_of(lines):
+    """Requests by what was last said of them, in the order in which it was first said."""
+    known = {}
+    for line in lines:
+        if line["kind"] == "request":
+            known[line["id"]] = line
+        elif line["kind"] == "counts":
+            known[line["id"]] |= line | {"kind": "request"}
+    return list(known.values())
+
+
 class Observed:
     """A proxy that runs, and what it has written when it has ended."""
 
@@ -219,12 +248,16 @@ class Observed:
         return [json.loads(line) for line in self.out.read_text().splitlines()]
 
     def requests(self):
-        return [line for line in self.lines() if line["kind"] == "request"]
+        """Lines of requests, with the counts that came later."""
+        return requests_of(self.lines())
 
 
 @contextmanager
-def observing(upstream, out, **settings):
-    """Run the proxy in a thread; it has ended, and its file is whole, when the block is left."""
+def observing(upstream, out, *, grace_s=60.0, **settings):
+    """Run the proxy in a thread; it has ended, and its file is whole, when the block is left.
+
+    ``grace_s``: how long texts may take before a request has a line without them; long, so that it has but one.
+    """
     observed, ready = Observed(out), threading.Event()
 
     def began(listening):
@@ -233,14 +266,16 @@ def observing(upstream, out, **settings):
 
     def run():
         what = Observation(upstream, out, port=0, **settings)
-        observed.summary = observe(what, began, lambda line: observed.complaints.append(line))
+        # In a thread, so that tests can replace parts of it.
+        observed.summary = observe(what, began, lambda line: observed.complaints.append(line), apart=False)
 
     thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert ready.wait(10)
-    try:
-        yield observed
-    finally:
-        observed.listening.stop()
-        thread.join(20)
-        assert not thread.is_alive()
+    with mock.patch.object(observer, "GRACE_S", grace_s):
+        thread.start()
+        assert ready.wait(10)
+        try:
+            yield observed
+        finally:
+            observed.listening.stop()
+            thread.join(20)
+            assert not thread.is_alive()

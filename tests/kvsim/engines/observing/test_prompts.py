@@ -99,6 +99,7 @@ def test_the_most_tokens_that_were_asked_for(body, limit):
     assert read_prompt("/completion", json.dumps(body).encode()).max_tokens == limit
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(RECORDED)), st.dictionaries(FIELDS, JSON, max_size=3))
 def test_every_object_is_a_prompt_that_can_be_hashed(path, body):
     prompt = read_prompt(path, json.dumps(body).encode())
@@ -106,6 +107,7 @@ def test_every_object_is_a_prompt_that_can_be_hashed(path, body):
     assert len(hashes.blocks) == hashes.prompt_units // (64 if hashes.unit == "bytes" else 16)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=4))
 def test_each_turn_begins_with_the_one_before_and_its_answer(turns):
     messages = []

@@ -16,7 +16,7 @@ from kvsim.engines.observing import observer as observer_module
 from kvsim.engines.observing import watch as watch_module
 from kvsim.engines.observing.answers import AnswerReader
 from kvsim.engines.observing.observations import ObservationFile
-from tests.kvsim.engines.observing.servers import TEXT, event, observing, raw_server
+from tests.kvsim.engines.observing.servers import TEXT, event, observing, raw_server, receive
 
 CHAT = "/v1/chat/completions"
 KEYS = [
@@ -41,7 +41,7 @@ def test_a_header_and_a_line_for_each_request(client, upstream, out):
     with observing(upstream.url, out) as observed:
         post(client, observed, {"messages": messages("x" * 100), "max_tokens": 9})
         post(client, observed, {"messages": messages("y"), "stream": True})
-    header, first, second = observed.lines()
+    (header, *_), (first, second) = observed.lines(), observed.requests()
     began = datetime.fromisoformat(header.pop("started"))
     assert -0.001 < (began - before).total_seconds() < 10  # It is written in whole milliseconds.
     assert header == {
@@ -53,7 +53,9 @@ def test_a_header_and_a_line_for_each_request(client, upstream, out):
         "block_tokens": 16,
         "kvsim": __version__,
     }
-    assert list(first) == list(second) == KEYS
+    for line in (first, second):
+        line.pop("distorted", None)  # On a busy machine it may be there.
+        assert list(line) == KEYS
     assert (first["id"], second["id"]) == (0, 1)
     assert 0 <= first["arrival_s"] <= first["last_s"] <= second["arrival_s"] <= second["first_s"] <= second["last_s"]
     expected = {
@@ -111,7 +113,7 @@ def test_a_server_without_a_tokenizer_is_asked_once(client, out):
     asked = []
 
     def answer(connection):
-        said = connection.recv(65536).split(b" ")[1]
+        said = receive(connection).split(b" ")[1]
         asked.append(said)
         if said == b"/tokenize":
             connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
@@ -154,6 +156,7 @@ def test_an_answer_that_cannot_be_unpacked_is_estimated(client, upstream, out):
     )
 
 
+@pytest.mark.slow
 def test_few_bytes_that_stand_for_very_many_take_little_memory():
     packed = zlib.compress(b"data: " + b"x" * (64 << 20))
     reader = AnswerReader("text/event-stream", "deflate", lambda n: True)
@@ -195,6 +198,7 @@ IDS = st.integers(10**9, 10**9 + 10**6)
 """Of more digits than any other number in the file."""
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     prompt=st.lists(WORDS, min_size=1, max_size=40), answer=st.lists(WORDS, max_size=40), ids=st.lists(IDS, max_size=40)
@@ -323,17 +327,17 @@ def test_what_is_held_is_given_back(client, upstream, out):
     original = observer_module.Room
 
     class Kept(original):
-        def __init__(self):
-            super().__init__()
-            rooms.append(self)
+        def __init__(self, *size):
+            super().__init__(*size)
+            rooms.append((self, self._left))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(observer_module, "Room", Kept)
         with observing(upstream.url, out) as observed:
             for how in ("", "gzip", "refusing"):
                 client.post(observed.url + CHAT, json={"model": how, "messages": messages("x" * 999), "stream": True})
-    (room,) = rooms
-    assert room._left == watch_module.ROOM_BYTES
+    assert [room._left for room, _ in rooms] == [size for _, size in rooms]
+    assert rooms[0][1] == watch_module.ROOM_BYTES
 
 
 def test_without_room_an_answer_is_not_kept(client, upstream, out, monkeypatch):

@@ -161,6 +161,7 @@ def test_points_in_which_memory_decides_are_shown_with_those_before_them(points)
     assert others.pressed.empty
 
 
+@pytest.mark.slow
 def test_the_table_and_the_picture_are_saved(file, tmp_path):
     found = validate_published(file)
     assert [path.name for path in found.save(tmp_path / "out")] == ["published.csv", "published.png"]

@@ -17,8 +17,9 @@ from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.backend import DelegatingBackend, SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.result import Result
-from kvsim.simulation.run import build_policy, drive
+from kvsim.simulation.run import drive
 from kvsim.simulation.schedulers import SCHEDULERS, LlamaServer
+from kvsim.simulation.set_up import build_policy
 from workloads import Request, Segment
 
 Record = dict[str, Any]

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from kvsim.engines.recordings.llama_server_join import SentRequest, recording
-from kvsim.engines.recordings.llama_server_log import read_log
+from kvsim.engines.recordings.llama_server_log import last_mark, read_log
 from kvsim.engines.recordings.recording_files import write_recording
 from kvsim.errors import UserError
 
@@ -387,6 +387,19 @@ def test_the_log_is_put_on_the_clock_of_the_client(log):
     assert posts == [1.001, 1.005]
 
 
+def test_what_a_server_did_for_an_earlier_run_is_left_out(log):
+    idle = server("all slots are idle")
+    before = [*begun(1, 3, 1), *piece(1, 1, 0, 3), decode(), DECODED, *times(1, 1, 12.0, 30.0)]
+    sent = [answered(0, [5, 6, 7], 0, 12.504, 30.254, 1.0), answered(1, [5, 6, 8], 1, 12.746, 31.004, 1.001)]
+    alone = recording(read_log(log(idle, *TWO_REQUESTS)), sent, {})
+    for lines in ([*before, idle, *TWO_REQUESTS], [idle, *before, idle, *TWO_REQUESTS]):
+        records = recording(read_log(log(*lines)), sent, {})
+        assert [r["kind"] for r in of_type(records, "event")] == [r["kind"] for r in of_type(alone, "event")]
+        assert len(of_type(records, "step")) == len(of_type(alone, "step")) == 1
+    # Where the server was never idle between them, what it did for others stays.
+    assert len(of_type(recording(read_log(log(*before, *TWO_REQUESTS)), sent, {}), "step")) == 2
+
+
 def test_what_has_no_times_is_joined_by_its_length(log):
     lines = [
         *begun(0, 0, 1),
@@ -434,6 +447,7 @@ def test_requests_that_fail_before_they_begin_are_joined_by_their_marks(log):
         server("task id = 4, error: Context size has been exceeded.", "E"),
     ]
     assert read_log(log(*lines)).marks == {4: 101.0, 7: 100.0}
+    assert last_mark(log(*lines)) == 101
     sent = [
         SentRequest(i, [1, 2, 3], 5, answer=253, mark=mark, send_s=send_s, status=500, error={"code": 500})
         for i, mark, send_s in ((0, 100.0, 0.2), (1, 101.0, 0.1), (2, 102.0, 0.0))

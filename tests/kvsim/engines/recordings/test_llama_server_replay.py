@@ -280,7 +280,7 @@ WRONG = {
         "\n".join(map(json.dumps, [record for record in TALK if record.get("name") != "a"])),
         "line 14: not a record of such a run (KeyError: 'a')",
     ),
-    "flags": (json.dumps(meta("-b", "many")) + "\n", "line 1: --batch-size 'many': a number is expected"),
+    "flags": (json.dumps(meta("-b", "many")) + "\n", "line 1: --batch-size 'many': a whole number is expected"),
 }
 
 

@@ -46,6 +46,7 @@ def step_error(run, column, kind="all"):
     return float(run.steps.set_index("kind").loc[kind, column])
 
 
+@pytest.mark.slow
 @both
 def test_with_the_costs_of_the_server_everything_is_predicted(write, make):
     (run,) = validate_recorded(write(usual(make)), KNOWN).runs
@@ -61,6 +62,7 @@ def test_with_the_costs_of_the_server_everything_is_predicted(write, make):
         )
 
 
+@pytest.mark.slow
 @both
 def test_other_costs_are_seen(write, make):
     """The control: what a server's own pace cannot explain."""
@@ -86,6 +88,7 @@ def test_a_profile_is_fitted_to_other_recordings_of_the_server(write, make):
     assert done.rankings == ()
 
 
+@pytest.mark.slow
 @both
 def test_alone_it_is_fitted_to_the_steps_that_are_not_compared(write, make):
     path = write(usual(make))
@@ -96,6 +99,7 @@ def test_alone_it_is_fitted_to_the_steps_that_are_not_compared(write, make):
     assert run.profile.front_end_s.value == pytest.approx(FRONT_END.both_s, abs=1e-6)
 
 
+@pytest.mark.slow
 @both
 def test_settings_that_cost_otherwise_are_taken_where_there_is_nothing_else(write, make):
     header = {
@@ -112,6 +116,7 @@ def test_settings_that_cost_otherwise_are_taken_where_there_is_nothing_else(writ
     ]
 
 
+@pytest.mark.slow
 def test_recordings_of_different_servers_tell_nothing_of_each_other(write):
     done = validate_recorded([write(usual(llama_recording), "a.jsonl"), write(usual(vllm_recording), "b.jsonl")])
     assert {run.fitted_to for run in done.runs} == {"every other of its own steps"}
@@ -121,12 +126,13 @@ def slow_in_the_middle(at_s):
     return 1.3 if 8 <= at_s < 16 else 1.0
 
 
+@pytest.mark.slow
 @both
 def test_the_pace_of_the_machine_is_found(write, make):
     ask = Asked(asked(70), pace=slow_in_the_middle)
     (run,) = validate_recorded(write(make(ask)), KNOWN).runs
     assert run.pace == pytest.approx((1.0, 1.3), abs=0.03)
-    times = step_times(run.recording, CostModel(KNOWN))
+    times = step_times(run.recording.steps, run.recording.kernel, CostModel(KNOWN))
     off = times.measured_s / times.predicted_s
     slow = (times.start_s >= 8) & (times.start_s < 16)
     assert off[slow] == pytest.approx(1.3)
@@ -136,6 +142,7 @@ def test_the_pace_of_the_machine_is_found(write, make):
     assert error(run, "e2e_s", column="unpaced") < -0.04
 
 
+@pytest.mark.slow
 @both
 def test_a_machine_that_is_slow_all_the_time_shows_at_the_profiles_own_pace(write, make):
     (run,) = validate_recorded(write(make(Asked(pace=lambda _: 1.3))), KNOWN).runs
@@ -145,6 +152,7 @@ def test_a_machine_that_is_slow_all_the_time_shows_at_the_profiles_own_pace(writ
     assert run.table["error"].abs().max() < 1e-6
 
 
+@pytest.mark.slow
 @both
 def test_runs_of_the_same_requests_tell_the_spread(write, make):
     paces = {"a.jsonl": 1.0, "b.jsonl": 1.2}
@@ -159,6 +167,7 @@ def test_runs_of_the_same_requests_tell_the_spread(write, make):
     assert other.spread.of == first.spread.of
 
 
+@pytest.mark.slow
 def test_settings_are_ranked_where_the_same_requests_were_sent(write):
     narrow = {**LLAMA, "flags": ["-np", "1", "-c", "2048", "-b", "128", "-ub", "64", "--cache-ram", "0", "-t", "1"]}
     ask = Asked(asked(40))
@@ -196,6 +205,7 @@ def closed_loop(users=4, turns=6):
     return Asked(requests, after=after)
 
 
+@pytest.mark.slow
 def test_who_waits_for_an_answer_comes_when_it_has_ended(write):
     """Also at another pace: whoever waited longer comes later, in the prediction as in the recording."""
     cached = {**VLLM, "engine": VLLM["engine"] | {"prefix_caching": True}}
@@ -236,6 +246,7 @@ def test_a_burst_comes_after_all_of_the_burst_before_it(write):
     assert run.table["error"].abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_requests_that_failed_or_were_empty_are_not_compared(write):
     ask = asked(40)
     long = ask[7]._replace(prompt_tokens=600, content=(Segment(77, 0, 600),))
@@ -307,6 +318,7 @@ def test_a_profile_of_the_same_file_or_name_is_taken(write, file, model, name):
     assert run.to_dict()["model"] == name
 
 
+@pytest.mark.slow
 @both
 def test_without_steps_those_are_compared_that_clients_saw(write, make):
     """The front end is known no longer: it is taken for part of the prompts' steps, which clients time."""
@@ -325,6 +337,7 @@ def test_without_steps_those_are_compared_that_clients_saw(write, make):
             assert (a.tokens, a.chunks, sorted(a.scans)) == (b.tokens, b.chunks, sorted(b.scans))
 
 
+@pytest.mark.slow
 def test_the_front_end_of_a_profile_is_used_where_clients_alone_say_when(write):
     slow = FrontEnd(0.05, 0.05)
     lines = [line for line in llama_recording(Asked(front_end=slow)) if line["type"] in ("meta", "source", "request")]
@@ -335,6 +348,7 @@ def test_the_front_end_of_a_profile_is_used_where_clients_alone_say_when(write):
     assert run.recording.clients.front_end == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_times_that_mean_nothing_are_left_out_with_a_line(write):
     timed = write(usual(vllm_recording), "timed.jsonl")
     untimed = write(changed(usual(vllm_recording), 0, lambda meta: meta.update(timed=False)), "untimed.jsonl")
@@ -348,6 +362,7 @@ def test_times_that_mean_nothing_are_left_out_with_a_line(write):
         validate_recorded(untimed, KNOWN)
 
 
+@pytest.mark.slow
 def test_what_is_printed_as_json_is_json(write):
     told = json.loads(json.dumps(validate_recorded(write(usual(llama_recording)), KNOWN).to_dict(), allow_nan=False))
     (run,) = told["runs"]

@@ -45,6 +45,7 @@ def at(lines, kind):
     return [number for number, line in enumerate(lines) if line["type"] == kind][2]
 
 
+@pytest.mark.slow
 def test_each_form_is_known_by_its_first_line(write):
     plain = read_recording(write(recorded()))
     assert type(plain) is RecordedServer
@@ -127,6 +128,7 @@ def test_in_a_vllm_run_without_a_rate_who_came_to_an_idle_server_waited_for_all_
     assert 0 not in after
 
 
+@pytest.mark.slow
 def test_the_front_end_is_what_lies_before_and_behind_the_steps(write):
     ask = Asked(asked(12), front_end=FrontEnd(0.003, 0.0012))
     for make in MAKERS.values():
@@ -249,7 +251,7 @@ def test_a_file_that_is_cut_is_refused_or_predicted(write, name):
 
 @pytest.mark.slow
 @both
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     value=st.sampled_from([None, -1, 0, 1, 7.5, 1e300, "", "x", [], {}, [[1, 2, 3]], True, 2**70]),

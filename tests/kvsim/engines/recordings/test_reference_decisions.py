@@ -30,6 +30,7 @@ def is_era(folder, name, era):
     return era == name[0].upper()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CASES, reason=f"no recordings in {REFERENCE.name}/ beside the project")
 @pytest.mark.parametrize("path", CASES)
 def test_every_record_of_a_real_engine_agrees(path):

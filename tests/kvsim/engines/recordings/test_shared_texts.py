@@ -1,5 +1,6 @@
 """Which prompts begin alike: as segments, exactly as far as their tokens do."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ def common(one, other):
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
+@pytest.mark.slow
 @given(TEXTS)
 def test_each_prompt_shares_as_much_with_earlier_texts_as_its_tokens_do(asked):
     texts, told, seen = SharedTexts(), [], []

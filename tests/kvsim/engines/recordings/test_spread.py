@@ -57,7 +57,7 @@ def test_latencies():
 
 def test_a_statistic_is_a_quantile_or_the_mean():
     values = measured_latencies(run("a", {0: 2.0, 1: 4.0, 2: 9.0}))["e2e_s"]
-    assert [statistic_of(values, name) for name in ("mean", "p50", "p90")] == [5.0, 4.0, 8.0]
+    assert [statistic_of(values, name) for name in ("mean", "p50", "p95")] == [5.0, 4.0, 8.5]
 
 
 def test_the_same_requests_twice():
@@ -120,6 +120,7 @@ def test_other_requests_of_the_same_server_tell_what_there_is():
     assert spread_of(alone, pair).runs == ("a", "b")
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.floats(1.5, 9), st.floats(1.5, 9)), min_size=10, max_size=20))
 def test_it_is_the_same_whichever_run_comes_first(pairs):

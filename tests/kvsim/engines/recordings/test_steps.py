@@ -42,6 +42,7 @@ def test_a_step_lasts_until_the_next_could_begin():
     assert lasting([], [], []) == []
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.floats(0, 0.5), st.floats(0.001, 2), st.booleans()), min_size=1, max_size=20),
 )

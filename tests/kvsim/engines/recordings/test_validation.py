@@ -24,6 +24,7 @@ from tests.worlds import command
 from workloads import WorkloadError
 
 RUNS = sorted((REFERENCE / "vllm-gpu" / "runs").glob("*.jsonl.gz"))
+TWO_RANKS = REFERENCE / "vllm-gpu" / "more-runs" / "rtxpro6000-qwen3-30b-a3b-dp2.jsonl.gz"
 OF_H100 = sorted((REFERENCE / "vllm-gpu" / "more-runs").glob("h100-*.jsonl.gz"))
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 
@@ -415,6 +416,34 @@ def test_recorded_servers_of_others_are_predicted_within_five_percent(path):
 def test_recorded_servers_from_idle_to_near_saturation_are_predicted_within_eight_percent(path):
     (server,) = validate_recorded(path).runs
     assert server.worst <= 0.08
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TWO_RANKS.exists(), reason=f"no {TWO_RANKS.name} in {REFERENCE.name} beside the project")
+def test_ranks_that_divide_experts_are_predicted_within_ten_percent():
+    (server,) = validate_recorded(TWO_RANKS).runs
+    assert server.worst <= 0.1
+    assert server.loads["running"]["difference"] < 2
+
+
+def ranks(lines, **more):
+    return changed(lines, 0, lambda meta: meta.update(data_parallel_size=2, clock="engine", **more))
+
+
+def test_data_parallel_ranks_are_servers_behind_the_engines_own_balancer(write):
+    several = world(cluster__replicas=2, cluster__router="vllm/data-parallel")
+    (server,) = validate_recorded(write(ranks(recording(several, run(several, detail="tables")))), PROFILE).runs
+    assert server.table.query("measure in ['tpot_s', 'output_tokens_s']")["error"].abs().max() < 1e-9
+    # The control: as one server.
+    alone = changed(recording(several, run(several, detail="tables")), 0, lambda meta: None)
+    (server,) = validate_recorded(write(alone), PROFILE).runs
+    assert server.worst > 0.05
+
+
+def test_ranks_that_divide_each_expert_are_refused(write, lines):
+    of_experts = ranks(lines, model="Qwen/Qwen3-30B-A3B", device="RTXPRO6000")
+    with pytest.raises(UserError, match="data_parallel_size 2 without enable_expert_parallel"):
+        validate_recorded(write(of_experts))
 
 
 def test_a_device_is_asked_with_the_host_of_the_recorded_version(write, lines):

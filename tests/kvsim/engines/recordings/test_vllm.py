@@ -51,6 +51,7 @@ SCHEDULERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", MANAGERS.values(), ids=MANAGERS)
 def test_random_calls_of_the_model_manager_agree(tmp_path, keys):
     for seed in range(2):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,6 +117,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(cells=st.integers(20, 90), steps=STEPS)
 @settings(max_examples=100, deadline=None)
 def test_finds_and_evicts_what_a_radix_tree_does(cells, steps):

@@ -1,0 +1,190 @@
+"""A cluster: its servers, and the router that says which of them gets a request.
+
+SimPy's clock is that of the clients and the router. Each server has a clock of its own. It may run ahead as far as
+nothing can reach the server from outside, and lag behind as long as no one looks at the server: what it does between
+two requests of its own depends on nothing else. Before anything happens on the clients' clock, those servers are run
+that could have ended a request by then which a client waits for, or the router counts. How soon that can be is known
+from below, by the output tokens that a server's requests lack and its shortest step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
+
+import simpy
+
+from kvsim.scenario.content import PRIVATE
+from kvsim.simulation.arrivals import Clients, Inbox
+from kvsim.simulation.cluster.replica import Replica, call_at
+from kvsim.simulation.cluster.routers import Prompt, Router
+from kvsim.simulation.cluster.routers.clairvoyant import Truth
+from kvsim.simulation.job import Job
+from kvsim.simulation.request_log import QueueMonitor, RequestLog
+from policies import Content
+from policies.content import TextSegment
+from workloads import Request, Workload
+
+
+class Cluster(Inbox):
+    """Takes the clients' requests, and gives each to the server that the router chooses."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        router: Callable[[Truth], Router],
+        log: RequestLog,
+        queue: QueueMonitor,
+    ):
+        """``env``: the clients' clock; ``router`` makes one, which may look at what servers really hold; ``log`` hears
+        of all requests that end, ``queue`` of all that arrive."""
+        super().__init__(env, keeps_script=False)
+        self.replicas: Sequence[Replica] = ()
+        self._router = router(self._truth)
+        self._log = log
+        self._queue = queue
+        self._awaited: dict[int, simpy.Event] = {}
+        """What tells the client of a request that it has ended, by the request's number."""
+        self._prompts: dict[int, Prompt] = {}
+        """Requests that have not ended, where the router hears of their ends."""
+        self._ends: list[tuple[float, int, Prompt]] = []
+        """Ends that the router has not heard of: when, at which server, and of which request; a heap."""
+        self._next_ends: list[tuple[float, int]] = []
+        """When a server's next request can end at the earliest, and which server; a heap, with outdated entries."""
+        self._known: list[float] = []
+        """The entry of each server that counts."""
+        self.waits: list[tuple[int, float, float]] = []
+        """Of each request that has started: its server, its arrival and its start, seconds."""
+        self._polls = False
+        """Whether the router will look at the servers' loads again."""
+
+    def submit(self, request: Request, *, notify: bool = False) -> Job:
+        """A request arrives now: the router chooses its server."""
+        now, router = self._env.now, self._router
+        self._tell_ends(now)
+        if self._queue.samples_next:
+            self._advance_all(now)
+            self._queue.admitted = sum(replica.recorder.queue.admitted for replica in self.replicas)
+        self._queue.arrive(self._log.latencies.ended)
+        prompt = prompt_of(request)
+        chosen = router.route(prompt, now)
+        if router.sees_ends:
+            self._prompts[request.id] = prompt
+        done = self._env.event() if notify else None
+        if done is not None:
+            self._awaited[request.id] = done
+        job = Job(request, now)
+        self.give(chosen, job)
+        if router.polls_s and not self._polls:
+            self._polls = True
+            call_at(self._env, now + router.polls_s, self._poll)
+        return job if done is None else Job(request, now, done)  # The client's: the server waits for no client.
+
+    def give(self, number: int, job: Job) -> None:
+        """Let a job come to a server at its arrival time, which is now."""
+        replica = self.replicas[number]
+        replica.advance(self._env.now)
+        replica.receive(job)
+        self._note_next_end(number)
+
+    def close(self) -> None:
+        """No more requests will arrive."""
+        for number, replica in enumerate(self.replicas):
+            replica.advance(self._env.now)
+            replica.close(self._env.now)
+            self._note_next_end(number)
+
+    def ended(self, number: int, job: Job) -> None:
+        """A request has ended at a server, whose clock may be ahead."""
+        self._log.finish(job)
+        self.replicas[number].in_flight -= 1
+        if job.started_s == job.started_s:
+            self.waits.append((number, job.arrival_s, job.started_s))
+        prompt = self._prompts.pop(job.request.id, None)
+        if prompt is not None:
+            heappush(self._ends, (job.finished_s, number, prompt))
+        done = self._awaited.pop(job.request.id, None)
+        if done is not None:
+            for inbox in (each.inbox for each in self.replicas if each.env is self.replicas[number].env):
+                inbox.until_s = min(inbox.until_s, job.finished_s)
+            call_at(self._env, job.finished_s, done.succeed)
+
+    def run(self, clients: Clients, workload: Workload) -> None:
+        """Serve a workload to its end."""
+        env = self._env
+        self._known = [math.inf] * len(self.replicas)
+        env.process(clients(env, self, workload))
+        while True:
+            until_s: float = env.peek()
+            if self._run_next(until_s):
+                continue
+            if until_s == math.inf:
+                break
+            env.step()
+        self._advance_all(math.inf)
+
+    def _run_next(self, until_s: float) -> bool:
+        """Run the server of which a request can end first; False if none can before ``until_s``."""
+        while self._next_ends and self._next_ends[0][0] < until_s:
+            at_s, number = heappop(self._next_ends)
+            if at_s == self._known[number]:
+                self.replicas[number].advance(until_s)
+                self._note_next_end(number)
+                return True
+        return False
+
+    def _note_next_end(self, number: int) -> None:
+        """Note when a request of a server can end, if that is of interest to anyone."""
+        if not (self._router.sees_ends or self._awaited):
+            self._known[number] = math.inf
+            return
+        self._known[number] = at_s = self.replicas[number].next_end_s
+        if at_s < math.inf:
+            heappush(self._next_ends, (at_s, number))
+            if len(self._next_ends) > 64 * len(self.replicas):
+                self._next_ends = [(at_s, number) for number, at_s in enumerate(self._known) if at_s < math.inf]
+                heapify(self._next_ends)
+
+    def _advance_all(self, until_s: float) -> None:
+        for number, replica in enumerate(self.replicas):
+            replica.advance(until_s)
+            self._note_next_end(number)
+
+    def _truth(self, prompt: Prompt) -> list[tuple[int, int]]:
+        """For each server the tokens of a prompt that its cache holds, and those of requests that wait there."""
+        self._advance_all(self._env.now)
+        content = Content(prompt.text)
+        return [replica.truth(content, prompt.tokens) for replica in self.replicas]
+
+    def _tell_ends(self, now: float) -> None:
+        """Tell the router of the requests that have ended by now."""
+        ends = self._ends
+        while ends and ends[0][0] <= now:
+            at_s, number, prompt = heappop(ends)
+            self._router.ended(number, prompt, at_s)
+
+    def _poll(self) -> None:
+        """Let the router look at the servers' loads, and again as long as there is any.
+
+        A server that is in the middle of a step says what will be when it ends.
+        """
+        now = self._env.now
+        self._advance_all(now)
+        self._tell_ends(now)
+        loads = [replica.load for replica in self.replicas]
+        self._router.polled(loads, now)
+        self._polls = any(load.running or load.waiting for load in loads)
+        if self._polls:
+            call_at(self._env, now + self._router.polls_s, self._poll)
+
+
+def prompt_of(request: Request) -> Prompt:
+    """What a router sees of a request."""
+    left, text = request.prompt_tokens, list[TextSegment]()
+    for source, start, n in request.content or ((PRIVATE + request.id, 0, left),):
+        if left <= 0:
+            break
+        text.append((source, start, min(n, left)))
+        left -= n
+    return Prompt(request.id, tuple(text), request.prompt_tokens, request.session)
