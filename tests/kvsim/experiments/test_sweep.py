@@ -80,7 +80,10 @@ def test_a_dask_cluster_gives_the_same_rows(small, tmp_path):
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
     ) as cluster:
         result = sweep(SMALL, out=tmp_path / "dask.sqlite", dask=cluster.scheduler_address)
+        several = SMALL | {"policies": ["paged"], "axes": {"cluster.replicas": [2, 3]}}
+        there = sweep(several, out=tmp_path / "several.sqlite", dask=cluster.scheduler_address)
     assert result.rows == small.rows
+    assert there.rows == sweep(several, out=tmp_path / "here.sqlite", workers=1).rows
     with Store(tmp_path / "dask.sqlite") as store:
         assert os.getpid() not in {timing.process for timing in store.timings()}
 
