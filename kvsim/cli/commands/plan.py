@@ -84,6 +84,9 @@ class PlanOptions:
         typer.Option(help="What driver, desktop and chance keep of the memory, such as 2GiB; by default as is usual."),
     ] = None
     tensor_parallel: Annotated[int, typer.Option("--tp", help="vLLM: GPUs over which each layer is divided.")] = 1
+    expert_parallel: Annotated[
+        int, typer.Option("--ep", help="vLLM: servers that divide the experts, of which this is one.")
+    ] = 1
     ngl: GpuLayers = None
     n_cpu_moe: Annotated[int, typer.Option(help="llama.cpp: layers whose experts the CPU has.")] = 0
     vllm_version: Annotated[str, typer.Option(help="The version of vLLM whose profile of memory is followed.")] = (

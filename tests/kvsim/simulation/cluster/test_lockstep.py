@@ -1,5 +1,6 @@
 """Servers that divide the experts of a model: they step together, and each has its share of the experts."""
 
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -75,6 +76,12 @@ def test_the_command_asks_for_it():
     shown = command("run", "chat", *SERVERS, "--ep", "2", "--router", "vllm/data-parallel").stdout
     assert "rtxpro6000-qwen3-30b-a3b-ep2" in shown
     assert "2 servers behind vllm/data-parallel" in shown
+
+
+def test_the_plan_gives_what_a_server_of_the_cluster_gets():
+    options = ("--model", MODEL, "--device", DEVICE, "--ep", "2", "--parallel", "1024", "--ctx", "16")
+    plan = json.loads(command("plan", *options, "--engine", "vllm", "--json").stdout)
+    assert plan["engines"]["vllm"]["blocks"] * 16 == ran(1, kind="poisson", rate=1.0).scenario.context_cells
 
 
 @pytest.mark.parametrize(
