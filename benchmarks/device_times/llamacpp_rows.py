@@ -17,7 +17,7 @@ import pandas as pd
 from kvsim.costs.devices import Device, device_named
 from kvsim.costs.efficiency import storage_group
 from kvsim.costs.physics import Need, PassPhysics
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.memory_shapes import memory_shape
 
 FOLDER = Path(__file__).parent

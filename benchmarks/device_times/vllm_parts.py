@@ -20,7 +20,7 @@ from kvsim.costs.devices import devices
 from kvsim.costs.efficiency import storage_group
 from kvsim.costs.physics import Need, PassPhysics
 from kvsim.errors import UserError
-from kvsim.model.attention_groups import PassWeights
+from kvsim.model.cache_groups import PassWeights
 from kvsim.model.config_shapes import ModelConfig
 from kvsim.model.memory_shapes import config_fields, memory_shape
 

@@ -12,7 +12,7 @@ from kvsim.calibration.bench_files.points import BenchPoint
 from kvsim.costs.devices import Device, device_named, recorded_device
 from kvsim.costs.memory_settings import Engine
 from kvsim.errors import UserError, counted, no_such
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.engine_shapes import STORED, Storage
 from kvsim.model.memory_shapes import config_fields, memory_shape, model_names
 from kvsim.model.recorded_names import recorded_model

@@ -20,7 +20,7 @@ from kvsim.costs.physics import Need, PassPhysics
 from kvsim.costs.served import Served
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.memory_shapes import memory_shape
 
 MIN_BATCH = 32

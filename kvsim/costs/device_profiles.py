@@ -13,7 +13,7 @@ from kvsim.costs.devices import device_named, devices
 from kvsim.costs.memory_settings import Engine
 from kvsim.costs.served import Served
 from kvsim.costs.shipped import shipped_names
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.engine_shapes import Storage
 from kvsim.model.memory_shapes import memory_shape, own_type
 

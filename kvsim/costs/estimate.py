@@ -26,8 +26,8 @@ from kvsim.costs.profile import CopyCost, Profile, Range, Source, exactly
 from kvsim.costs.served import Served
 from kvsim.costs.tables import FloatArray
 from kvsim.costs.under_load import BLOCKS, EXCHANGE, Longer
-from kvsim.errors import UserError
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.errors import LIMITS, UserError
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.engine_shapes import STORED
 from kvsim.model.memory_shapes import memory_shape
 
@@ -45,6 +45,8 @@ _MAKES = {"datacentre": "nvidia", "consumer": "nvidia"}
 def estimated(of: Served) -> Profile:
     """The profile of what is served. Raises ``UserError`` for a model, device or type that is not known."""
     shape, device = memory_shape(of.model), device_named(of.device)
+    if shape.states:
+        raise UserError(f"{shape.name}: times of layers that keep a state are not estimated{LIMITS}")
     weights = of.weights or shape.default_type
     physics = PassPhysics(device, shape, weights, of.type_k, of.type_v, of.tp, of.engine, of.flash_attn, of.ep)
     fitted, measured = _efficiency(of.engine, device)

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim.costs.memory_settings import CONTEXT_UNIT, MOST_PARALLEL, Part, PlanSettings, weight_parts
-from kvsim.model.attention_groups import AttentionGroup, MemoryShape
+from kvsim.model.cache_groups import CacheGroup, MemoryShape
 from kvsim.model.storage_types import CACHE_TYPES, GGUF_ONLY, LLAMACPP_CACHE_TYPES, SERVED_TYPES, format_size, row_bytes
 
 if TYPE_CHECKING:
     from kvsim.costs.cpu_layers import OnCpu
 
 
-def _cells(group: AttentionGroup, shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
+def _cells(group: CacheGroup, shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
     """Cells per stream, and number of streams, of llama.cpp's cache for a group of layers.
 
     The context is rounded up to 256 cells (``llama-context.cpp``), in total if unified, else per sequence; layers with
@@ -105,6 +105,8 @@ def _buffers(shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
 
 def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
     """Why llama.cpp would refuse the settings; None if it would not."""
+    if shape.states:
+        return f"{shape.name}: layers that keep a state are not planned for llama.cpp"
     if s.tensor_parallel > 1:
         return "--tp: the memory of llama.cpp is planned for one device"
     if s.parallel > MOST_PARALLEL["llamacpp"]:

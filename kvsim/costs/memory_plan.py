@@ -30,7 +30,7 @@ from kvsim.costs.reserve import Reserve, reserve_of
 from kvsim.costs.served import Served
 from kvsim.costs.vllm_profile import profile_run, serve_defaults
 from kvsim.errors import UserError, no_such
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import memory_shape, own_type
 from kvsim.model.storage_types import binary_reading, decimal_hint, format_size, parse_size

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvsim.errors import UserError, no_such
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.gguf_quantization import gguf_types
 from kvsim.model.storage_types import (

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from kvsim.costs.devices import Device
 from kvsim.costs.tables import FloatArray
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.storage_types import row_bytes
 
 
@@ -139,13 +139,14 @@ class PassPhysics:
         For each head a product with K and one with V. Devices that are more than the heads of K hold and read the same.
         """
         read = operations = np.zeros(())
-        for group in self.shape.groups:
+        for group in self.shape.cells:
             # llama.cpp has caches of their own for layers with a window, which are priced apart.
             window = group.window if self.engine == "vllm" else None
-            seen = group.layers * (cells if window is None else np.minimum(cells, window))
+            layers = group.layers + group.readers
+            seen = layers * (cells if window is None else np.minimum(cells, window))
             row = row_bytes(self.type_k, group.k_row) + row_bytes(self.type_v, group.v_row)
             read = read + readers * seen * row * (self.tp / min(self.tp, group.kv_heads))
-            scored = tokens * seen if self.flash_attn else scores * group.layers
+            scored = tokens * seen if self.flash_attn else scores * layers
             operations = operations + scored * (2 * self.shape.n_heads * group.multiplied)
         return self._need(np.broadcast_to(read, operations.shape) + self._score_bytes * scores, operations, "bf16")
 

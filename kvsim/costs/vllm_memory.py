@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvsim.costs.memory_settings import Part, PlanSettings, weight_parts
 from kvsim.costs.vllm_profile import profile_parts, profile_run
 from kvsim.errors import counted
-from kvsim.model.attention_groups import AttentionGroup, MemoryShape
+from kvsim.model.cache_groups import CacheGroup, MemoryShape
 from kvsim.model.storage_types import VLLM_CACHE_TYPES, row_bytes
 
 
@@ -38,7 +38,7 @@ class BlockGroups:
         )
 
 
-def _page_bytes(group: AttentionGroup, s: PlanSettings) -> int:
+def _page_bytes(group: CacheGroup, s: PlanSettings) -> int:
     """Bytes of a block in one layer, on one GPU (``AttentionSpec.page_size_bytes``).
 
     Each GPU has its share of the KV heads, at least one; a latent is not divided.
@@ -47,7 +47,7 @@ def _page_bytes(group: AttentionGroup, s: PlanSettings) -> int:
     return s.block_size * (row_bytes(s.type_k, group.k_row // ranks) + row_bytes(s.type_k, group.v_row // ranks))
 
 
-def _request_blocks(group: AttentionGroup, s: PlanSettings) -> int:
+def _request_blocks(group: CacheGroup, s: PlanSettings) -> int:
     """Maximum number of blocks in a table of one request (``max_memory_usage_bytes`` of its spec).
 
     With a window: blocks for ``window - 1`` tokens plus a batch, and one more, since a window may begin within a block.
@@ -71,6 +71,8 @@ def parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
 
 def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
     """Why vLLM would refuse the settings; None if it would not."""
+    if shape.states:
+        return f"{shape.name}: layers that keep a state are not planned for vLLM"
     if s.n_gpu_layers is not None or s.n_cpu_moe:
         return f"{'--n-cpu-moe' if s.n_gpu_layers is None else '--ngl'}: llama.cpp has it and vLLM has not"
     for option, kind in (("--cache-type-k", s.type_k), ("--cache-type-v", s.type_v)):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from kvsim.costs.memory_settings import Part, PlanSettings
 from kvsim.errors import UserError
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 
 _GIB = 1 << 30
 

@@ -56,11 +56,11 @@ class GgufHeader:
     """Values are numbers, booleans, strings, or lists of one of these."""
     tensors: Mapping[str, TensorInfo] = field(repr=False)
 
-    def whole(self, key: str, default: int | None = None, most: int = LARGEST) -> int:
-        """The whole number of a field, from 1 to ``most``. Raises ``UserError``."""
+    def whole(self, key: str, default: int | None = None, most: int = LARGEST, least: int = 1) -> int:
+        """The whole number of a field, from ``least`` to ``most``. Raises ``UserError``."""
         value = self.fields.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise UserError(f"{self.path}: {key} is {value!r:.40}; a whole number from 1 to {most} is expected")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise UserError(f"{self.path}: {key} is {value!r:.40}; a whole number from {least} to {most} is expected")
         return value
 
     def vocabulary(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.gguf_tensors import GgufTensor
 from kvsim.model.storage_types import GGUF_BLOCKS, WHOLE_TYPES
 
@@ -49,8 +49,11 @@ class _Mixture:
         self.main = _MAIN.get(kind, kind)
         self.layers = shape.n_layers
         self.experts = shape.n_experts
-        group = shape.groups[0]
-        self.shared = 1 if group.kind == "latent" else shape.n_heads * group.k_head // group.k_row
+        group = next(iter(shape.cells), None)
+        grouped = group is not None and group.kind != "latent"
+        self.shared = shape.n_heads * group.k_head // group.k_row if group and grouped else 1
+        self.with_v = sorted({i for t in shape.tensors if t.kind in ("attn_v", "attn_qkv") for i in t.layers})
+        self.with_down = sorted({i for t in shape.tensors if t.kind == "ffn_down" for i in t.layers})
         self.tied = all(tensor.kind != "output" for tensor in shape.tensors)
 
     def type_of(self, tensor: GgufTensor, layer: int) -> str:
@@ -104,12 +107,14 @@ class _Mixture:
         return self.main
 
     def _value(self, layer: int) -> str:
+        """V's type; layers are counted that have one."""
         kind, grouped = self.kind, self.shared >= 4
+        layer, layers = self.with_v.index(layer), len(self.with_v)
         if self.experts == 8:
             return "q8_0"
         chosen = self.main
         if kind in ("q4_k_m", "q5_k_m"):
-            chosen = "q6_k" if self._gets_more(layer) else chosen
+            chosen = "q6_k" if _gets_more(layer, layers) else chosen
         elif kind in ("q3_k_m", "q4_k_s"):
             first, others, n = ("q5_k", "q4_k", 2) if kind == "q3_k_m" else ("q5_k", chosen, 4)
             chosen = first if layer < n else others
@@ -130,18 +135,21 @@ class _Mixture:
         return more.get(self.kind, self.main)
 
     def _down(self, layer: int) -> str:
-        kind, early = self.kind, layer < self.layers // 8
+        kind = self.kind
+        if not self.experts:  # Of networks without experts, those are counted that there are.
+            layer = self.with_down.index(layer)
+        early, more = layer < self.layers // 8, _gets_more(layer, self.layers)
         if kind in ("q4_k_m", "q5_k_m"):
-            return "q6_k" if self._gets_more(layer) else self.main
+            return "q6_k" if more else self.main
         if kind == "q3_k_m":
             return "q5_k" if layer < self.layers // 16 else "q4_k"
-        if kind == "iq3_m" and (early or (self.experts == 8 and self._gets_more(layer))):
+        if kind == "iq3_m" and (early or (self.experts == 8 and more)):
             return "q4_k"
         if early and kind in ("q2_k_s", "q4_k_s"):
             return "q4_k" if kind == "q2_k_s" else "q5_k"
         return {"q2_k": "q3_k", "q3_k_l": "q5_k"}.get(kind, self.main)
 
-    def _gets_more(self, layer: int) -> bool:
-        """``use_more_bits``: the first and the last eighth of the layers, and every third between them."""
-        n = self.layers
-        return layer < n // 8 or layer >= 7 * n // 8 or (layer - n // 8) % 3 == 2
+
+def _gets_more(layer: int, layers: int) -> bool:
+    """``use_more_bits``: the first and the last eighth of the layers, and every third between them."""
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2

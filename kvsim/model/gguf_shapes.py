@@ -8,21 +8,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvsim.errors import LIMITS, UserError
-from kvsim.model.attention_groups import AttentionGroup, MemoryShape, PassWeights
+from kvsim.model.cache_groups import CacheGroup, MemoryShape, PassWeights
 from kvsim.model.gguf_file import LARGEST, LARGEST_LAYERS, GgufHeader, read_header
+from kvsim.model.gguf_states import STATE_NAMES, mixers_of, state_of
 
 _PATTERNS: dict[str, int] = {
     **dict.fromkeys(("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "phi2", "phi3", "gemma", "starcoder2"), 0),
     **dict.fromkeys(("falcon", "stablelm", "granite", "granitemoe", "smollm3", "internlm2", "minicpm", "gpt2"), 0),
     "command-r": 0,
     "deepseek2": 0,
+    "mistral4": 0,
     "gemma2": 2,
     "gemma3": 6,
+    "gemma3n": 5,
     "gpt-oss": 2,
     "cohere2": 4,
+    "llama4": 4,
+    **dict.fromkeys(STATE_NAMES, 0),
 }
-"""Architectures that cache only K and V in llama.cpp. Every n-th layer has full attention, the others a window
+"""Architectures whose memory in llama.cpp is known here. Every n-th layer has full attention, the others a window
 (``hparams.set_swa_pattern`` in llama.cpp); 0: no window, even if the header has one."""
+_CHUNK = 8192
+"""Tokens in a chunk of Llama 4, which llama.cpp does not read from the file (``models/llama4.cpp``)."""
+_OWN_CACHE = 20
+"""Layers of Gemma 3n that cache, of those of any of its sizes (``models/gemma3n.cpp``)."""
 
 
 def shape_of_gguf(path: Path, name: str) -> MemoryShape:
@@ -35,12 +44,14 @@ def shape_of_gguf(path: Path, name: str) -> MemoryShape:
         raise UserError(f"{path}: architecture {arch!r:.40}: its layers are not known here; accepted: {known}{LIMITS}")
     if fields.get("split.count", 1) not in (0, 1):
         raise UserError(f"{path}: split.count is {fields['split.count']!r:.40}; a file in one piece is accepted")
-    keys = _Keys(header, arch)
-    d_model, heads = keys.number("embedding_length"), keys.each("attention.head_count")
-    kv_heads = keys.each("attention.head_count_kv") if keys.has("attention.head_count_kv") else heads
-    k_head = keys.number("attention.key_length", d_model // heads[0])
-    v_head = keys.number("attention.value_length", d_model // heads[0])
-    width = keys.each("feed_forward_length", 4 * d_model)
+    keys = Keys(header, arch)
+    least = 0 if arch in STATE_NAMES else 1
+    d_model, heads = keys.number("embedding_length"), keys.each("attention.head_count", least=least)
+    kv_heads = keys.each("attention.head_count_kv", least=least) if keys.has("attention.head_count_kv") else heads
+    usual = d_model // (max(heads) or d_model)
+    k_head = keys.number("attention.key_length", usual)
+    v_head = keys.number("attention.value_length", usual)
+    width = keys.each("feed_forward_length", 4 * d_model, least)
     experts = used = 0
     if keys.has("expert_count"):
         experts, used = keys.number("expert_count"), keys.number("expert_used_count", 1)
@@ -52,9 +63,10 @@ def shape_of_gguf(path: Path, name: str) -> MemoryShape:
         name=name,
         source=str(path),
         groups=_groups(keys, kv_heads, k_head, v_head),
+        n_layers=keys.n_layers,
         llamacpp_windows=True,
         d_model=d_model,
-        n_heads=max(heads),
+        n_heads=max(*heads, 1),
         d_ff=max(width),
         vocabulary=header.vocabulary(),
         context=context if isinstance(context, int) and context > 0 else None,
@@ -66,61 +78,73 @@ def shape_of_gguf(path: Path, name: str) -> MemoryShape:
         head=_by_use(sizes, "head"),
         n_experts=experts,
         experts_per_token=used,
-        qk_norm="blk.0.attn_q_norm.weight" in header.tensors,
+        qk_norm=any(name.endswith(".attn_q_norm.weight") for name in header.tensors),
     )
 
 
-class _Keys:
+class Keys:
     """The keys of one architecture in a GGUF header, checked as they are read."""
 
     def __init__(self, header: GgufHeader, arch: str):
         self.header, self.arch = header, arch
-        self.n_layers = self.number("block_count", most=LARGEST_LAYERS)
+        # The layers of a head that drafts are counted too, and cache nothing where nothing is drafted.
+        drafting = self.number("nextn_predict_layers", 0, LARGEST_LAYERS, least=0)
+        self.n_layers = max(self.number("block_count", most=LARGEST_LAYERS) - drafting, 1)
 
     def has(self, key: str) -> bool:
+        """Whether the header has a key."""
         return f"{self.arch}.{key}" in self.header.fields
 
-    def number(self, key: str, default: int | None = None, most: int = LARGEST) -> int:
-        """A whole number from 1 to ``most``. Raises ``UserError``."""
-        return self.header.whole(f"{self.arch}.{key}", default, most)
+    def number(self, key: str, default: int | None = None, most: int = LARGEST, least: int = 1) -> int:
+        """A whole number from ``least`` to ``most``. Raises ``UserError``."""
+        return self.header.whole(f"{self.arch}.{key}", default, most, least)
 
-    def each(self, key: str, default: int | None = None) -> list[int]:
+    def each(self, key: str, default: int | None = None, least: int = 1) -> list[int]:
         """A number for each layer; many files have one for all layers. Raises ``UserError``."""
         value = self.header.fields.get(f"{self.arch}.{key}", default)
         if not isinstance(value, list):
-            return [self.number(key, default)] * self.n_layers
-        fine = all(isinstance(x, int) and not isinstance(x, bool) and 1 <= x <= LARGEST for x in value)
-        if len(value) != self.n_layers or not fine:
+            return [self.number(key, default, least=least)] * self.n_layers
+        fine = all(isinstance(x, int) and not isinstance(x, bool) and least <= x <= LARGEST for x in value)
+        if len(value) < self.n_layers or not fine:
             raise UserError(
-                f"{self.header.path}: {self.arch}.{key}: a list of {len(value)}; {self.n_layers} whole numbers from 1 "
-                f"to {LARGEST} are accepted (layers without attention, as in hybrid models, are not planned){LIMITS}"
+                f"{self.header.path}: {self.arch}.{key}: a list of {len(value)}; {self.n_layers} whole numbers from "
+                f"{least} to {LARGEST} are accepted (layers without attention are planned of {', '.join(STATE_NAMES)})"
+                f"{LIMITS}"
             )
-        return value
+        return value[: self.n_layers]
 
 
-def _groups(keys: _Keys, kv_heads: list[int], k_head: int, v_head: int) -> tuple[AttentionGroup, ...]:
+def _groups(keys: Keys, kv_heads: list[int], k_head: int, v_head: int) -> tuple[CacheGroup, ...]:
     """The groups of layers. Raises ``UserError`` for a pattern of windows that llama.cpp does not use."""
-    pattern, window = _PATTERNS[keys.arch], None
+    arch, pattern, window = keys.arch, _PATTERNS[keys.arch], None
     if pattern:
-        window = keys.number("attention.sliding_window")
-        key = f"{keys.arch}.attention.sliding_window_pattern"
+        window = _CHUNK if arch == "llama4" else keys.number("attention.sliding_window")
+        key = f"{arch}.attention.sliding_window_pattern"
         if (value := keys.header.fields.get(key, pattern)) != pattern:
             raise UserError(f"{keys.header.path}: {key} is {value!r:.40}; only {pattern} is accepted")
     # Files from before llama.cpp's PR 12801 (April 2025) have no latents: they cache K and V by head.
-    latent = keys.arch == "deepseek2" and keys.has("attention.key_length_mla")
+    latent = keys.has("attention.key_length_mla")
     expanded = keys.number("attention.key_length_mla") + keys.number("attention.value_length_mla", 128) if latent else 0
-    found: Counter[tuple[bool, int]] = Counter()
-    for i in range(keys.n_layers):
-        found[pattern > 0 and i % pattern < pattern - 1, kv_heads[i]] += 1
+    local = "chunked" if arch == "llama4" else "window"
+    found: Counter[tuple[str, int]] = Counter()
+    readers: Counter[str] = Counter()
+    mixers = mixers_of(keys, kv_heads)
+    for i, kv in enumerate(kv_heads):
+        kind = local if pattern > 0 and i % pattern < pattern - 1 else "full"
+        if arch == "gemma3n" and i >= _OWN_CACHE:
+            readers[kind] += 1
+        elif mixers[i] in ("attention", "both"):
+            found[kind, kv] += 1
     groups = [
-        AttentionGroup("latent", n, k_head, 0, k_head, 0, score_width=expanded)
+        CacheGroup("latent", n, k_head, 0, k_head, 0, score_width=expanded)
         if latent
-        else AttentionGroup(
-            "window" if some else "full", n, kv * k_head, kv * v_head, k_head, v_head, window if some else None
+        else CacheGroup(
+            kind, n, kv * k_head, kv * v_head, k_head, v_head, window if kind != "full" else None, readers=readers[kind]
         )
-        for (some, kv), n in sorted(found.items())
+        for (kind, kv), n in sorted(found.items())
     ]
-    return tuple(groups)
+    kept = sum(mixer in ("state", "both") for mixer in mixers)
+    return (*groups, CacheGroup("state", kept, state=state_of(keys))) if kept else tuple(groups)
 
 
 class _Tensor(NamedTuple):

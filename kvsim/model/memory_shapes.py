@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UserError, did_you_mean
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.config_shapes import read_config, shape_of_config, shipped_configs, text_part
 from kvsim.model.engine_shapes import MODEL_NAMES, SHAPES, gguf_path, is_engine_model
 from kvsim.model.gguf_file import read_header

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvsim.advice.memory.set_ups import MemoryReport
     from kvsim.costs.memory_plan import Plan
     from kvsim.costs.memory_settings import Engine
-    from kvsim.model.attention_groups import MemoryShape
+    from kvsim.model.cache_groups import MemoryShape
 
 
 def memory_report(report: MemoryReport) -> Report:

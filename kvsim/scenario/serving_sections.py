@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
 from kvsim.costs.memory_settings import Engine
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.engine_shapes import ModelShape, Storage, is_engine_model, shape_of
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.model.memory_shapes import memory_shape

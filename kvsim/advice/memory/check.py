@@ -20,7 +20,7 @@ from kvsim.costs.devices import device_named
 from kvsim.costs.memory_plan import Plan, largest, plan
 from kvsim.costs.vllm_memory import BlockGroups
 from kvsim.errors import UserError, counted
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.storage_types import CACHE_TYPES, WEIGHT_TYPES, format_size, parse_size
 from kvsim.scenario.serving_sections import ServerSection

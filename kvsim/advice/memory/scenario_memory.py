@@ -6,7 +6,7 @@ from kvsim.advice.memory.engine_flags import flash_attention
 from kvsim.costs.memory_plan import Plan, plan
 from kvsim.costs.memory_settings import ENGINE_TITLES
 from kvsim.errors import UserError
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.storage_types import format_size
 from kvsim.scenario.scenario import Scenario

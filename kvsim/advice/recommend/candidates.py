@@ -28,7 +28,7 @@ from kvsim.costs.memory_plan import Plan
 from kvsim.costs.memory_settings import Engine
 from kvsim.costs.profile import Profile
 from kvsim.errors import UserError, no_such
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.engine_versions import LLAMACPP_B4666
 from kvsim.scenario.scenario import Scenario
 from kvsim.scenario.server_defaults import TODAYS_SERVERS

@@ -19,7 +19,7 @@ from kvsim.costs.memory_plan import Plan, default_batch, plan
 from kvsim.costs.memory_settings import CONTEXT_UNIT, ENGINE_TITLES, PLAN_ENGINES, Engine
 from kvsim.costs.vllm_profile import serve_defaults
 from kvsim.errors import UserError
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.storage_types import format_size
 from kvsim.scenario.server_defaults import AUTO_SLOTS
 

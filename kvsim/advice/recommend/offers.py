@@ -12,7 +12,7 @@ from kvsim.advice.recommend.trials import FindLargestLoad, LoadSearch, TrialRun
 from kvsim.costs.memory_settings import Engine
 from kvsim.errors import UserError
 from kvsim.experiments.workers import map_unordered
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.scenario.scenario import load_scenario
 
 _OFFERED: dict[Engine, str] = {"vllm": "fp8", "llamacpp": "q8_0"}

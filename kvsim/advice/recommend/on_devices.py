@@ -26,7 +26,7 @@ from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
 from kvsim.costs.served import Served
 from kvsim.errors import NoTimes, UserError
 from kvsim.experiments.traffic import OfferedLoad, Traffic, read_traffic
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.scenario.device_defaults import engine_on, weights_assumed, with_weights_that_fit
 from kvsim.scenario.scenario import Scenario, load_scenario, validated

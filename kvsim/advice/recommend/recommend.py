@@ -21,7 +21,7 @@ from kvsim.costs.profile import Profile
 from kvsim.costs.vllm_profile import serve_defaults
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import read_traffic
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.storage_types import parse_size

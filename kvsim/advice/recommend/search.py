@@ -38,7 +38,7 @@ from kvsim.advice.recommend.trials import (
 )
 from kvsim.experiments.traffic import Traffic
 from kvsim.experiments.workers import Done, Job, map_unordered, preload
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.scenario.scenario import Scenario
 
 RecommendProgress = Callable[[int, int, int], None]

@@ -31,7 +31,7 @@ from kvsim.costs.profile import Profile
 from kvsim.costs.vllm_profile import profile_run
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import TrafficSummary
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.model.storage_types import VLLM_CACHE_TYPES, format_size
 from kvsim.scenario.scenario import Scenario, engine_version, load_scenario

@@ -21,7 +21,7 @@ from kvsim.costs.physics import PassPhysics
 from kvsim.costs.profile import CopyCost, Profile, Range, Source, exactly
 from kvsim.costs.under_load import ALONE, Host
 from kvsim.errors import UserError
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.results import writable
 from policies import Group
 from policies.placement.rule import PassReads

@@ -21,7 +21,7 @@ from kvsim.costs.pass_layout import Sample
 from kvsim.costs.pass_tables import Together
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -39,7 +39,7 @@ from kvsim.costs.pass_layout import Sample
 from kvsim.costs.profile import Source
 from kvsim.errors import UserError, choices, no_such
 from kvsim.installation import install_extra
-from kvsim.model.attention_groups import MemoryShape
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.memory_shapes import config_fields, memory_shape
 
 NAME = "aiconfigurator-core"

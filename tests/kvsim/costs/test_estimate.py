@@ -34,7 +34,7 @@ def estimates(draw):
     return Served(
         engine,
         draw(st.sampled_from(sorted(devices()))),
-        draw(st.sampled_from(sorted(model_names()))),
+        draw(st.sampled_from(sorted(name for name in model_names() if not memory_shape(name).states))),
         draw(st.sampled_from((1, 2, 8))) if engine == "vllm" else 1,
         draw(st.sampled_from(WEIGHTS[engine])),
         kind,
@@ -145,7 +145,7 @@ def _decode_s(profile, sequences):
 def partly_on_cpu(draw):
     """A model of which llama.cpp keeps layers or experts on the CPU."""
     device = draw(st.sampled_from(sorted(name for name, d in devices().items() if d.kind != "apple")))
-    model = draw(st.sampled_from(sorted(model_names())))
+    model = draw(st.sampled_from(sorted(name for name in model_names() if not memory_shape(name).states)))
     weights = draw(st.sampled_from(("q8_0", "q4_k_m")))
     n_cpu_moe = draw(st.integers(0, 100)) if memory_shape(model).n_experts else 0
     cpu_gb_s = draw(st.sampled_from((None, 20.0, 400.0)))

@@ -97,7 +97,7 @@ def test_eight_experts_and_seventy_billions_are_exceptions():
 def test_all_that_is_large_is_a_matrix(model):
     shape = memory_shape(model)
     matrices = sum(tensor.numbers * len(tensor.layers) for tensor in shape.tensors)
-    assert 0 < shape.n_parameters - matrices < 0.002 * shape.n_parameters
+    assert 0 < shape.n_parameters - matrices < 0.003 * shape.n_parameters
 
 
 def test_blocks_are_those_of_the_gguf_package():

@@ -9,30 +9,61 @@ from typing import Literal
 from kvsim.model.gguf_tensors import GgufTensor
 from kvsim.model.storage_types import SERVED_TYPES, row_bytes, weight_bytes
 
-Kind = Literal["full", "window", "latent"]
+Kind = Literal["full", "window", "chunked", "latent", "state"]
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionGroup:
-    """Layers with the same kind of KV cache."""
+class State:
+    """What a layer keeps of a sequence in place of its tokens, whatever their number."""
+
+    name: str
+    """The kind of layer: Mamba, Mamba 2, gated delta net, short convolution, ..."""
+    convolution: int
+    """Numbers of the last inputs of its convolution; 0 without one."""
+    recurrent: int
+    """Numbers that each token updates; 0 for a convolution alone."""
+    grouped: int = 0
+    """Of ``convolution``, the numbers of B and C in one group of heads, of which each device needs one at least."""
+    groups: int = 1
+    """Groups of heads with a B and a C of their own."""
+    recurrent_type: str = ""
+    """The type in which vLLM keeps ``recurrent``, if not that of the model; llama.cpp keeps all in f32."""
+
+    def numbers(self, ranks: int = 1) -> tuple[int, int]:
+        """Numbers of one sequence on each of ``ranks`` devices: of its convolution, and those that tokens update.
+
+        Source: vLLM 0.33, ``mamba2_state_shape`` in ``model_executor/layers/mamba/mamba_utils.py``.
+        """
+        more = 0 if self.groups % ranks == 0 else ranks - self.groups
+        return (self.convolution + more * self.grouped) // ranks, self.recurrent // ranks
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that cache alike."""
 
     kind: Kind
-    """``full``: K and V of all tokens; ``window``: of the last ``window``; ``latent``: one vector that stands for both
-    (multi-head latent attention, DeepSeek-V2, arXiv:2405.04434)."""
+    """``full``: K and V of all tokens; ``window``: of the last ``window``; ``chunked``: of those since the last
+    multiple of ``window``; ``latent``: one vector that stands for both (multi-head latent attention, DeepSeek-V2,
+    arXiv:2405.04434); ``state``: nothing of any token, but a ``state`` of each sequence."""
     layers: int
-    k_row: int
+    """Layers that cache; each has a cache of its own."""
+    k_row: int = 0
     """Numbers of K in one layer for one token: KV heads times their size; for a latent, rank plus rotated part."""
-    v_row: int
+    v_row: int = 0
     """Numbers of V in one layer for one token; 0 for a latent, in which V is part of K."""
-    k_head: int
+    k_head: int = 0
     """Size of a K head."""
-    v_head: int
+    v_head: int = 0
     """Size of a V head."""
     window: int | None = None
-    """Tokens in the sliding window."""
+    """Tokens in the sliding window, or in a chunk."""
     score_width: int = 0
     """Numbers that each query head multiplies with a cell, for the score and for the sum, where they are not ``k_head``
     and ``v_head``: a latent is first expanded to them."""
+    readers: int = 0
+    """Further layers that attend to a cache of this group and have none of their own (Gemma 3n)."""
+    state: State | None = None
 
     @property
     def multiplied(self) -> int:
@@ -42,12 +73,14 @@ class AttentionGroup:
     @property
     def kv_heads(self) -> int:
         """Heads of K that can be divided over devices, each of which holds at least one; a latent is not divided."""
-        return 1 if self.kind == "latent" else self.k_row // self.k_head
+        return 1 if self.kind == "latent" or not self.k_head else self.k_row // self.k_head
 
     @property
     def title(self) -> str:
         """Description for tables, with the number of layers."""
-        what = {"full": "full attention", "window": f"window of {self.window or 0:,}", "latent": "latent"}[self.kind]
+        window = f"{self.window or 0:,}"
+        titles = {"full": "full attention", "window": f"window of {window}", "chunked": f"chunks of {window}"}
+        what = self.state.name if self.state else titles.get(self.kind, self.kind)
         return f"{what}, {self.layers} layer{'s' * (self.layers != 1)}"
 
 
@@ -78,7 +111,9 @@ class MemoryShape:
     name: str
     source: str
     """The file, or the source of the shipped figures."""
-    groups: tuple[AttentionGroup, ...]
+    groups: tuple[CacheGroup, ...]
+    """Layers by what they cache. A layer may be in two groups (Falcon-H1) or in none (Nemotron-H)."""
+    n_layers: int
     llamacpp_windows: bool
     """Whether llama.cpp uses a small cache for layers with a window; otherwise it caches all tokens."""
     d_model: int
@@ -112,6 +147,16 @@ class MemoryShape:
     """The matrices that a GGUF file of it would have, if its config.json says; all else in it is f32."""
 
     @property
+    def cells(self) -> tuple[CacheGroup, ...]:
+        """The groups that cache tokens, in cells."""
+        return tuple(group for group in self.groups if group.state is None)
+
+    @property
+    def states(self) -> tuple[CacheGroup, ...]:
+        """The groups that keep a state of each sequence."""
+        return tuple(group for group in self.groups if group.state is not None)
+
+    @property
     def titles(self) -> tuple[str, ...]:
         """A unique title for each group; with the widths of K and V if only they differ."""
         often = Counter(group.title for group in self.groups)
@@ -120,13 +165,8 @@ class MemoryShape:
             for group in self.groups
         )
 
-    @property
-    def n_layers(self) -> int:
-        """Number of layers that cache something."""
-        return sum(group.layers for group in self.groups)
-
     def cell_bytes(self, type_k: str, type_v: str) -> int:
-        """Bytes of one token's K and V in all layers, each as if it kept every token."""
+        """Bytes of one token's K and V in all layers that cache it, each as if it kept every token."""
         return self.key_bytes(type_k) + self.value_bytes(type_v)
 
     def key_bytes(self, kind: str) -> int:

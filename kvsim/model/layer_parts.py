@@ -1,0 +1,203 @@
+"""What the layers of a model are made of: their matrices, all other weights, and the state that some keep.
+
+Source: ``modeling_*.py`` of transformers 5.19. The kinds of matrices are those by which ``llama-quantize`` tells them
+apart, as ``convert_hf_to_gguf.py`` names them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvsim.model.cache_groups import State
+
+if TYPE_CHECKING:
+    from kvsim.model.model_config import ModelConfig
+
+
+class Matrix(NamedTuple):
+    """A matrix of a layer, or of all its experts."""
+
+    kind: str
+    """What ``llama-quantize`` takes it for by its name: ``attn_v``, ``ffn_down``, ``output``, ``other``, ..."""
+    row: int
+    """Numbers in a row: the inputs of the matrix."""
+    rows: int
+    """Its rows; of experts, those of all of them."""
+    experts: bool = False
+
+
+class Part(NamedTuple):
+    """A part of a layer."""
+
+    matrices: tuple[Matrix, ...]
+    vectors: int = 0
+    """Numbers of all else: norms, biases, sinks, routers, the weights of convolutions. GGUF files have them in f32."""
+
+    @property
+    def numbers(self) -> int:
+        """All its weights."""
+        return self.vectors + sum(matrix.row * matrix.rows for matrix in self.matrices)
+
+    @property
+    def of_experts(self) -> int:
+        """Those in matrices of experts."""
+        return sum(matrix.row * matrix.rows for matrix in self.matrices if matrix.experts)
+
+
+def attention(c: ModelConfig) -> Part:
+    """Attention by heads of K and V."""
+    family, d, q, kv = c.family, c.hidden_size, c.num_attention_heads * c.d_head, c.kv_heads * c.d_head
+    # A gate for each number of the result comes with the queries.
+    asked = 2 * q if family.gated_attention else q
+    found = [Matrix("attn_q", d, asked), Matrix("attn_k", d, kv), Matrix("attn_v", d, kv)]
+    if family.fused:
+        found = [Matrix("attn_qkv", d, asked + 2 * kv)]
+    vectors = (asked + 2 * kv) * (family.qkv_bias or bool(c.attention_bias))
+    vectors += d * (family.o_bias or (bool(c.attention_bias) and family.o_biased))
+    norms = q + kv if family.whole_qk_norm else 2 * c.d_head
+    vectors += norms * family.qk_norm + c.num_attention_heads * family.sinks
+    return Part((*found, Matrix("attn_output", q, d)), vectors)
+
+
+def latent(c: ModelConfig) -> Part:
+    """Multi-head latent attention, with the matrices of K and V apart (``attn_k_b``, ``attn_v_b``)."""
+    d, heads, rank = c.hidden_size, c.num_attention_heads, c.kv_lora_rank or 0
+    nope, rope, v = c.qk_nope_head_dim or 0, c.qk_rope_head_dim or 0, c.v_head_dim or 0
+    q, vectors = heads * (nope + rope), rank
+    found = [Matrix("attn_q", d, q)]
+    if c.q_lora_rank is not None:
+        found = [Matrix("other", d, c.q_lora_rank), Matrix("other", c.q_lora_rank, q)]
+        vectors += c.q_lora_rank
+    found += [Matrix("other", d, rank + rope), Matrix("other", nope, heads * rank), Matrix("other", rank, heads * v)]
+    return Part((*found, Matrix("attn_output", heads * v, d)), vectors)
+
+
+def mamba(c: ModelConfig) -> tuple[Part, State]:
+    """Mamba (arXiv:2312.00752), as in Jamba and Falcon Mamba."""
+    d, inner, size, rank = c.hidden_size, c.state_inner, c.state_size, c.state_rank
+    found = (
+        Matrix("other", d, 2 * inner),
+        Matrix("other", inner, rank + 2 * size),
+        Matrix("other", rank, inner),
+        Matrix("other", inner, d),
+    )
+    norms = (rank + 2 * size) * c.state_norm
+    vectors = inner * (c.state_kernel + 1) + inner * (size + 2) + norms
+    return Part(found, vectors), State("Mamba", (c.state_kernel - 1) * inner, inner * size)
+
+
+def mamba2(c: ModelConfig) -> tuple[Part, State]:
+    """Mamba 2 (arXiv:2405.21060)."""
+    d, inner, groups, size = c.hidden_size, c.state_heads * c.state_head, c.state_groups, c.state_size
+    convolved, before = inner + 2 * groups * size, c.state_kernel - 1
+    found = (Matrix("other", d, inner + convolved + c.state_heads), Matrix("other", inner, d))
+    vectors = convolved * (c.state_kernel + 1) + 3 * c.state_heads + inner * c.state_norm
+    state = State(
+        "Mamba 2", before * convolved, inner * size, before * 2 * size, groups, recurrent_type=c.recurrent_type
+    )
+    return Part(found, vectors), state
+
+
+def gated_delta_net(c: ModelConfig) -> tuple[Part, State]:
+    """Gated delta net (arXiv:2412.06464), as in Qwen3-Next."""
+    d, heads, value = c.hidden_size, c.state_heads, c.state_heads * c.state_head
+    convolved = 2 * c.state_groups * c.state_size + value
+    found = (
+        Matrix("attn_qkv", d, convolved),
+        Matrix("other", d, value),
+        Matrix("other", d, 2 * heads),
+        Matrix("other", value, d),
+    )
+    vectors = convolved * c.state_kernel + 2 * heads + c.state_head
+    state = State(
+        "gated delta net",
+        (c.state_kernel - 1) * convolved,
+        value * c.state_size,
+        recurrent_type=c.recurrent_type,
+    )
+    return Part(found, vectors), state
+
+
+def kimi_delta(c: ModelConfig) -> tuple[Part, State]:
+    """Kimi delta attention (arXiv:2510.26692), whose recurrent state vLLM keeps in f32 (``kda_state_dtype``)."""
+    d, heads, head, value = c.hidden_size, c.state_heads, c.state_head, c.state_heads * c.state_head
+    found = (
+        Matrix("attn_q", d, value),
+        Matrix("attn_k", d, value),
+        Matrix("attn_v", d, value),
+        *(Matrix("other", d, head), Matrix("other", head, value)) * 2,  # The gates of forgetting and of the result.
+        Matrix("other", d, heads),
+        Matrix("attn_output", value, d),
+    )
+    vectors = 3 * value * c.state_kernel + heads + value + head
+    state = State("Kimi delta attention", 3 * (c.state_kernel - 1) * value, value * head, recurrent_type="f32")
+    return Part(found, vectors), state
+
+
+def short_convolution(c: ModelConfig) -> tuple[Part, State]:
+    """A gated convolution over a few tokens, as in LFM2."""
+    d = c.hidden_size
+    return (
+        Part((Matrix("other", d, 3 * d), Matrix("other", d, d)), d * c.state_kernel),
+        State("short convolution", (c.state_kernel - 1) * d, 0),
+    )
+
+
+def lightning(c: ModelConfig) -> tuple[Part, State]:
+    """Lightning attention (arXiv:2401.04658), as in MiniMax-Text-01."""
+    d, q = c.hidden_size, c.num_attention_heads * c.d_head
+    found = (Matrix("attn_qkv", d, 3 * q), Matrix("other", d, q), Matrix("attn_output", q, d))
+    return Part(found, q), State("lightning attention", 0, q * c.d_head)
+
+
+STATES = {
+    "mamba": mamba,
+    "mamba2": mamba2,
+    "gated_delta_net": gated_delta_net,
+    "kimi_delta": kimi_delta,
+    "short_convolution": short_convolution,
+    "lightning": lightning,
+}
+"""The layers that keep a state, by what families call theirs."""
+
+
+def dense(c: ModelConfig, width: int) -> Part:
+    """A feed-forward network of a width."""
+    return Part(_network(c, width), (2 * width + c.hidden_size) * c.mlp_bias)
+
+
+def sparse(c: ModelConfig) -> Part:
+    """Experts, those that all tokens share, and the router."""
+    d, n = c.hidden_size, c.n_experts
+    vectors = d * n + n * c.family.corrected + d * c.family.gated_shared
+    if c.model_type == "gpt_oss":
+        vectors += n * (1 + 2 * c.d_expert + d)
+    shared = _network(c, c.shared_width) if c.shared_width else ()
+    return Part((*_network(c, c.d_expert, n), *shared), vectors)
+
+
+def side_streams(c: ModelConfig) -> Part:
+    """What Gemma 3n has in a layer besides: alternating updates, a low-rank residual, and inputs of the layer's own."""
+    d, streams, own, rank = c.hidden_size, c.altup_num_inputs, c.hidden_size_per_layer_input, c.laurel_rank
+    shapes = ((d, rank), (rank, d), (d, own), (own, d))
+    vectors = streams**2 * (streams + 1) + streams * d + 4 * d
+    return Part(tuple(Matrix("other", row, rows) for row, rows in shapes), vectors)
+
+
+def side_inputs(c: ModelConfig) -> Part:
+    """What Gemma 3n has outside of layers besides: a table of inputs for each layer, and projections of streams."""
+    d, width = c.hidden_size, c.num_hidden_layers * c.hidden_size_per_layer_input
+    streams = (Matrix("other", d, d),) * (2 * (c.altup_num_inputs - 1))
+    table = Matrix("token_embd", width, c.vocab_size_per_layer_input)
+    return Part((table, Matrix("other", d, width), *streams), c.hidden_size_per_layer_input)
+
+
+def _network(c: ModelConfig, width: int, experts: int = 0) -> tuple[Matrix, ...]:
+    """Gate, up and down, of one network or of all ``experts``; some families have no gate, or one matrix of both."""
+    d, n = c.hidden_size, max(experts, 1)
+    found = [("ffn_gate", d, width), ("ffn_up", d, width)]
+    if c.family.fused:
+        found = [("ffn_up", d, 2 * width)]
+    elif not c.family.gated:
+        found = found[1:]
+    return tuple(Matrix(kind, row, rows * n, experts > 0) for kind, row, rows in (*found, ("ffn_down", width, d)))

@@ -1,0 +1,315 @@
+"""The keys of a config.json, checked, and the layers that they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kvsim.errors import LIMITS
+from kvsim.model.cache_groups import CacheGroup, PassWeights
+from kvsim.model.families import FAMILIES, Family
+from kvsim.model.gguf_file import LARGEST, LARGEST_LAYERS
+from kvsim.model.gguf_tensors import GgufTensor
+from kvsim.model.layer_parts import STATES, Part, attention, dense, latent, side_inputs, side_streams, sparse
+from kvsim.model.published_weights import kept_numbers, stored_type
+
+Size = Annotated[int, Field(ge=1, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Positive = Annotated[int, Field(ge=1)]
+Network = Literal["dense", "experts", "none"]
+
+_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+_MIXERS = {
+    "full_attention": "full",
+    "attention": "full",
+    "sliding_attention": "window",
+    "chunked_attention": "chunked",
+    "none": "none",
+    "parallel": "parallel",
+    **dict.fromkeys(("linear_attention", "mamba", "conv", "kimi", "lightning"), "state"),
+}
+"""What layers are called in ``layer_types``: ``parallel`` is attention and a state together, ``none`` neither."""
+
+
+class ModelConfig(BaseModel):
+    """The keys of a config.json that determine memory, under the names of most families; others are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    model_type: str
+    num_hidden_layers: int = Field(ge=1, le=LARGEST_LAYERS)
+    hidden_size: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    intermediate_size: Count
+    vocab_size: Size
+    max_position_embeddings: Positive | None = None
+    tie_word_embeddings: bool | None = None
+    torch_dtype: str | None = None
+    dtype: str | None = None
+    attention_bias: bool | None = None
+    mlp_bias: bool = False
+    sliding_window: Positive | None = None
+    use_sliding_window: bool | None = None
+    max_window_layers: Count | None = None
+    sliding_window_pattern: Positive | None = None
+    attention_chunk_size: Positive | None = None
+    layer_types: list[str] | None = None
+    networks: list[Network] | None = None
+    """The feed-forward network of each layer; None: experts, if there are any, from ``first_k_dense_replace`` on."""
+    num_kv_shared_layers: Count = 0
+    """Last layers that attend to the caches of those before them."""
+    num_local_experts: Size | None = None
+    num_experts: Size | None = None
+    num_experts_per_tok: Size | None = None
+    moe_intermediate_size: Size | None = None
+    n_routed_experts: Size | None = None
+    n_shared_experts: Count | None = None
+    shared_expert_width: Count | None = None
+    """Width of the expert that all tokens share; None: ``n_shared_experts`` as wide as the others."""
+    first_k_dense_replace: Count = 0
+    moe_layer_freq: int = 1
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
+    kv_lora_rank: Size | None = None
+    q_lora_rank: Size | None = None
+    qk_nope_head_dim: Size | None = None
+    qk_rope_head_dim: Size | None = None
+    v_head_dim: Size | None = None
+    state_heads: Count = 0
+    """Heads of a state."""
+    state_head: Count = 0
+    """Numbers of V in a head of a state."""
+    state_groups: Count = 0
+    """Groups of heads with a K and a Q of their own, which Mamba calls B and C."""
+    state_size: Count = 0
+    """Numbers of K in a head of a state."""
+    state_inner: Count = 0
+    """Channels of Mamba, which has no heads."""
+    state_rank: Count = 0
+    """Rank of Mamba's time steps."""
+    state_kernel: Count = 0
+    """Tokens of which a convolution makes one."""
+    state_norm: bool = False
+    """Whether layers with a state have a norm within."""
+    recurrent_type: str = ""
+    """The type in which vLLM keeps a recurrent state, if the family says; the model's otherwise."""
+    vocab_size_per_layer_input: Count = 0
+    hidden_size_per_layer_input: Count = 0
+    laurel_rank: Count = 0
+    altup_num_inputs: Count = 0
+    quantization_config: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.num_attention_heads % self.kv_heads:
+            raise ValueError(
+                f"num_key_value_heads is {self.num_key_value_heads}; a divisor of num_attention_heads "
+                f"({self.num_attention_heads}) is accepted"
+            )
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError("head_dim: field required where num_attention_heads does not divide hidden_size")
+        needed = self.family.needed
+        if self.n_routed_experts:
+            needed += ("moe_intermediate_size", "num_experts_per_tok")
+        for key in needed:
+            if getattr(self, key, self) is None:
+                raise ValueError(f"{key}: field required where model_type is {self.model_type}")
+        if self.decoder_sparse_step != 1 or self.moe_layer_freq != 1 or self.mlp_only_layers:
+            raise ValueError(
+                "decoder_sparse_step, moe_layer_freq and mlp_only_layers: only 1, 1 and [] are accepted" + LIMITS
+            )
+        return self
+
+    @property
+    def family(self) -> Family:
+        """What its ``model_type`` implies."""
+        return FAMILIES[self.model_type]
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of K and of V."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def d_head(self) -> int:
+        """Size of a head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def n_experts(self) -> int:
+        """Experts in a layer; 0 without."""
+        return self.num_local_experts or self.num_experts or self.n_routed_experts or 0
+
+    @property
+    def d_expert(self) -> int:
+        """Width of one expert."""
+        return self.moe_intermediate_size or self.intermediate_size
+
+    @property
+    def shared_width(self) -> int:
+        """Width of the experts that all tokens share, together."""
+        told = self.shared_expert_width
+        return self.d_expert * (self.n_shared_experts or 0) if told is None else told
+
+    @property
+    def width(self) -> int:
+        """Width of the widest feed-forward layer, for one token."""
+        used = self.d_expert * (self.num_experts_per_tok or 1) + self.shared_width
+        return max(used if kind == "experts" else self.intermediate_size for kind in self.network_of_layers())
+
+    @property
+    def tied(self) -> bool:
+        """Whether the table of embeddings is the head too."""
+        return self.family.tied if self.tie_word_embeddings is None else self.tie_word_embeddings
+
+    def network_of_layers(self) -> list[Network]:
+        """The feed-forward network of each layer. Raises ``ValueError``."""
+        n = self.num_hidden_layers
+        if self.networks is not None:
+            if len(self.networks) != n:
+                raise ValueError(f"{len(self.networks)} feed-forward networks for {n} layers")
+            return self.networks
+        return ["experts" if self.n_experts and i >= self.first_k_dense_replace else "dense" for i in range(n)]
+
+    def mixer_of_layers(self) -> list[str]:
+        """What each layer does with other tokens: a kind of ``_MIXERS``. Raises ``ValueError``."""
+        n, window = self.num_hidden_layers, self.sliding_window
+        if self.layer_types is not None:
+            if len(self.layer_types) != n:
+                raise ValueError(f"layer_types has {len(self.layer_types)} entries for {n} layers")
+            known = {name: kind for name, kind in _MIXERS.items() if kind != "state" or self.family.state}
+            if other := set(self.layer_types) - known.keys():
+                raise ValueError(
+                    f"layer_types: {min(other)!r:.40} is not planned; accepted: {', '.join(known)}{LIMITS}"
+                )
+            kinds = [known[kind] for kind in self.layer_types]
+            if "window" in kinds and window is None:
+                raise ValueError("sliding_window: field required where layer_types has sliding_attention")
+            if "chunked" in kinds and self.attention_chunk_size is None:
+                raise ValueError("attention_chunk_size: field required where layer_types has chunked_attention")
+            return kinds
+        return ["window" if some else "full" for some in self._windowed()]
+
+    def _windowed(self) -> list[bool]:
+        """Whether each layer has a sliding window, where ``layer_types`` does not say."""
+        n, window = self.num_hidden_layers, self.sliding_window
+        reaches = self.max_position_embeddings is not None and (window or 0) >= self.max_position_embeddings
+        if window is None or reaches or self.model_type in ("llama", "mixtral"):
+            return [False] * n
+        if self.model_type in ("qwen2", "qwen3", "qwen3_moe"):
+            # Layers from max_window_layers on have the window, if it is switched on.
+            return [bool(self.use_sliding_window) and i >= (self.max_window_layers or 0) for i in range(n)]
+        pattern = self.sliding_window_pattern or self.family.pattern
+        return [i % pattern < pattern - 1 if pattern else True for i in range(n)]
+
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The groups of layers that cache alike. Raises ``ValueError`` for layers that are not planned."""
+        mixers = self.mixer_of_layers()
+        own = mixers[: self.num_hidden_layers - self.num_kv_shared_layers]
+        others = mixers[len(own) :]
+        groups = []
+        head, row = self.d_head, self.kv_heads * self.d_head
+        for kind, window in (("full", None), ("window", self.sliding_window), ("chunked", self.attention_chunk_size)):
+            layers = own.count(kind) + (own.count("parallel") if kind == "full" else 0)
+            if layers and kind == "full" and self.kv_lora_rank is not None:
+                groups.append(self._latent(layers))
+            elif layers:
+                group = CacheGroup(kind, layers, row, row, head, head, window, readers=others.count(kind))  # type: ignore[arg-type]
+                groups.append(group)
+        if layers := own.count("state") + own.count("parallel"):
+            groups.append(CacheGroup("state", layers, state=STATES[self.family.state](self)[1]))
+        return tuple(groups)
+
+    def _latent(self, layers: int) -> CacheGroup:
+        assert self.kv_lora_rank is not None
+        row = self.kv_lora_rank + (self.qk_rope_head_dim or 0)
+        expanded = (self.qk_nope_head_dim or 0) + (self.qk_rope_head_dim or 0) + (self.v_head_dim or 0)
+        return CacheGroup("latent", layers, row, 0, row, 0, score_width=expanded)
+
+    def parts(self) -> Iterator[tuple[int, Part]]:
+        """The parts of all layers, each with its layer."""
+        full = attention(self) if self.kv_lora_rank is None else latent(self)
+        kept = STATES[self.family.state](self)[0] if self.family.state else None
+        networks = {"dense": dense(self, self.intermediate_size), "experts": sparse(self) if self.n_experts else None}
+        for layer, (mixer, network) in enumerate(zip(self.mixer_of_layers(), self.network_of_layers(), strict=True)):
+            found = [
+                full if mixer not in ("state", "none") else None,
+                kept if mixer in ("state", "parallel") else None,
+                networks.get(network),
+                side_streams(self) if self.altup_num_inputs else None,
+                Part((), self.family.norms * self.hidden_size),
+            ]
+            yield from ((layer, part) for part in found if part is not None)
+
+    def count(self) -> tuple[int, int]:
+        """Number of weights outside and inside the matrices of experts (transformers, ``modeling_*.py``)."""
+        d = self.hidden_size
+        numbers = self.vocab_size * d * (1 if self.tied else 2) + d
+        numbers += side_inputs(self).numbers if self.altup_num_inputs else 0
+        parts = [part for _, part in self.parts()]
+        experts = sum(part.of_experts for part in parts)
+        return numbers + sum(part.numbers for part in parts) - experts, experts
+
+    def tensors(self) -> tuple[GgufTensor, ...]:
+        """The matrices that a GGUF file of it would have."""
+        # Of the types in which experts are published, llama-quantize keeps this one; it cannot read others.
+        kept = "mxfp4" if self.type_of_experts == "mxfp4" else None
+        found = [GgufTensor("token_embd", self.hidden_size, self.vocab_size)]
+        if not self.tied:
+            found.append(GgufTensor("output", self.hidden_size, self.vocab_size))
+        if self.altup_num_inputs:
+            found += [GgufTensor(m.kind, m.row, m.rows) for m in side_inputs(self).matrices]
+        layers: dict[Part, list[int]] = {}
+        for layer, part in self.parts():
+            layers.setdefault(part, []).append(layer)
+        for part, where in layers.items():
+            for m in part.matrices:
+                found.append(GgufTensor(m.kind, m.row, m.rows, tuple(where), m.experts, kept if m.experts else None))
+        return tuple(found)
+
+    def by_use(self) -> tuple[PassWeights, PassWeights, PassWeights]:
+        """The weights outside experts, in experts and in the head (``MemoryShape``)."""
+        numbers, experts = self.count()
+        table = self.vocab_size * self.hidden_size
+        looked_up = table * (1 if self.tied else 2)
+        if self.altup_num_inputs:
+            inputs = side_inputs(self).matrices[0]
+            looked_up += inputs.row * inputs.rows
+        narrow = self.type_of_experts
+        kept = (0, 0) if narrow else kept_numbers(self.quantization_config or {}, self.tensors())
+        return (
+            PassWeights(numbers - looked_up, kept=kept[0]),
+            PassWeights(experts, narrow or "default", kept=kept[1]),
+            PassWeights(table),
+        )
+
+    @property
+    def type_of_experts(self) -> str | None:
+        """The type of the matrices of experts where they alone are converted (``modules_to_not_convert``, ``ignore``),
+        as in gpt-oss and Kimi K2.5; None otherwise."""
+        told = self.quantization_config or {}
+        if not self.n_experts:
+            return None
+        if told.get("quant_method") == "mxfp4":
+            return "mxfp4"
+        packed = told.get("quant_method") == "compressed-tensors" and self.model_type == "kimi_k2"
+        return "int4_g32" if packed else None
+
+    def weights(self) -> tuple[dict[str, int], str]:
+        """Number of weights by storage type, and the type of those that users may choose (``MemoryShape``)."""
+        numbers, experts = self.count()
+        stated = self.torch_dtype or self.dtype
+        default = _DTYPES.get(stated or "bfloat16", "")
+        told = self.quantization_config or {}
+        method = told.get("quant_method")
+        if narrow := self.type_of_experts:
+            return {"default": numbers, narrow: experts}, default
+        if method not in (None, "mxfp4"):
+            default = stored_type(told) or f"quant_method {method!r:.40}"
+        elif method is None and not default:
+            default = f"torch_dtype {stated!r:.40}"
+        return {"default": numbers + experts}, default
