@@ -1,4 +1,4 @@
-"""What a policy can do besides placing tokens: six abilities, each with what holds of a policy that lacks it.
+"""What a policy can do besides placing tokens: seven abilities, each with what holds of a policy that lacks it.
 
 Every policy has these methods, so that a server may ask any. A policy overrides those of the abilities that it has.
 """
@@ -9,7 +9,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from policies.content import Content, Key
-from policies.vocabulary import NO_MOVES, Cells, Chunk, Exported, HostCopy, Moves, SequencePlan, Transfer, Unsupported
+from policies.vocabulary import (
+    NO_MOVES,
+    Cells,
+    Checkpoint,
+    Chunk,
+    Exported,
+    HostCopy,
+    Moves,
+    SequencePlan,
+    Transfer,
+    Unsupported,
+)
 
 if TYPE_CHECKING:
     from policies.paging.host_chunks import HostChunks
@@ -123,6 +134,28 @@ class Loads:
     def rename(self, seq: int, new: int) -> None:
         """Give all that a sequence has to another number, which holds nothing."""
         raise Unsupported(f"a sequence cannot be renamed from {seq} to {new}")
+
+
+class SavesCheckpoints:
+    """Saves what of a sequence cannot be rolled back, windows and states. Without: there is nothing of the kind."""
+
+    saves_checkpoints: bool = False
+    """Whether only some beginnings of a sequence can be gone on from, unless a checkpoint of it is restored."""
+
+    holds_states: bool = False
+    """Whether each sequence has a state of a fixed size beside its cells."""
+
+    def ends(self, seq: int) -> tuple[int, int]:
+        """The first position that a sequence still has in every cache, and the last one; -1 if it has none."""
+        raise Unsupported("nothing of a sequence needs checkpoints here")
+
+    def save_checkpoint(self, seq: int) -> Checkpoint:
+        """Save what could not be rolled back later; the sequence stays as it is."""
+        raise Unsupported("nothing of a sequence needs checkpoints here")
+
+    def restore_checkpoint(self, seq: int, checkpoint: Checkpoint) -> None:
+        """Put back what was saved of a sequence whose first tokens are still those of then; the rest is to be freed."""
+        raise Unsupported("nothing of a sequence needs checkpoints here")
 
 
 class Compacts:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, cast
 
-from policies.abilities import Admits, Compacts, Exports, FindsPrefixes, HasPlacementRule, Loads
+from policies.abilities import Admits, Compacts, Exports, FindsPrefixes, HasPlacementRule, Loads, SavesCheckpoints
 from policies.vocabulary import (
     CellMap,
     Chunk,
@@ -99,7 +99,7 @@ class CacheConfig:
         return replace(self, options={})
 
 
-class Policy(Admits, FindsPrefixes, Exports, Loads, Compacts, HasPlacementRule, ABC):
+class Policy(Admits, FindsPrefixes, Exports, Loads, SavesCheckpoints, Compacts, HasPlacementRule, ABC):
     """Decides which cells hold each token's K and V. Deterministic; knows no clock, no bytes and no model.
 
     Eight methods everyone must understand: ``open``, ``reserve``, ``allocate``, ``free``, ``copy``, ``shift``,

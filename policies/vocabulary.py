@@ -260,6 +260,19 @@ class Exported(NamedTuple):
     """What the policy knows of it."""
 
 
+class Checkpoint(NamedTuple):
+    """What of a sequence cannot be rolled back, saved: the contents of its windows, and its state."""
+
+    first: int
+    """The first position that they hold, which for a state is its last one; -1 for none."""
+    last: int
+    """The last position that the sequence had."""
+    window_tokens: int = 0
+    """Tokens that were in its windows."""
+    state: Any = None
+    """What the policy knows of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """One of several caches side by side; each layer of the model uses one of them."""

@@ -61,6 +61,8 @@ class ContextSettings:
     type_v: Storage = "f16"
     defrag_threshold: float = -1.0
     """``defrag_thold``; era A."""
+    snapshots: int = 0
+    """Era B: last tokens of each sequence that a state can take back (``n_rs_seq``)."""
     show_cells: bool = False
     """Era B: print the cells to the log at each decode, which takes time."""
 
@@ -254,6 +256,8 @@ class Context(Closeable):
             params.flash_attn, params.defrag_thold = s.flash_attention, s.defrag_threshold
         else:
             params.flash_attn_type, params.kv_unified, params.swa_full = int(s.flash_attention), s.unified, False
+            if s.snapshots:
+                params.n_rs_seq = s.snapshots
         return params
 
     def decode(self, rows: Sequence[BatchRow]) -> tuple[int, float]:
@@ -293,6 +297,10 @@ class Context(Closeable):
     def keep(self, seq: int) -> None:
         """``seq_keep``."""
         self._op("seq_keep")(self.memory, seq)
+
+    def first_position(self, seq: int) -> int:
+        """Era B: the lowest position that a sequence still has in every cache, -1 if none."""
+        return int(self._api.llama_memory_seq_pos_min(self.memory, seq))
 
     def last_position(self, seq: int) -> int:
         """Era B: the highest position that a sequence holds, -1 if none."""

@@ -44,6 +44,40 @@ def split_by_stream(step: Sequence[Chunk], n_ubatch: int, *, sequential: bool) -
     return batches
 
 
+def split_keeping_tails(
+    step: Sequence[Chunk], n_ubatch: int, tail: int, *, sequential: bool
+) -> list[tuple[Chunk, ...]]:
+    """``split_by_stream`` that never cuts within the last ``tail`` tokens of a sequence, fewer than ``n_ubatch``.
+
+    So these are in one micro-batch, and the states after each of them can be kept (``n_keep_tail``). Each sequence has
+    one chunk.
+    """
+    left = list(step)
+    batches: list[tuple[Chunk, ...]] = []
+    while left:
+        chosen: list[Chunk] = []
+        taken: set[int] = set()
+        for chunk in left:
+            follows = not sequential or not chosen or chunk.seq == chosen[-1].seq + 1
+            if len(chosen) <= n_ubatch and follows and taken.isdisjoint(chunk.seqs):
+                chosen.append(chunk)
+                taken.update(chunk.seqs)
+        give = min(min([chunk.n for chunk in chosen]), max(1, n_ubatch // len(chosen)))
+        cut_short = [i for i, chunk in enumerate(chosen) if 0 < chunk.n - give < tail]
+        if cut_short[:1] == [0]:
+            n = chosen[0].n
+            give, chosen = n if n <= n_ubatch else n - tail, chosen[:1]
+        elif cut_short:
+            chosen = chosen[: cut_short[0]]
+        batches.append(tuple([chunk._replace(n=give) for chunk in chosen]))
+        left = [
+            chunk._replace(start=chunk.start + give, n=chunk.n - give) if chunk in chosen else chunk
+            for chunk in left
+            if chunk not in chosen or chunk.n > give
+        ]
+    return batches
+
+
 def consecutive(seqs: Sequence[int], most: int) -> list[list[int]]:
     """Different sequences in lists of consecutive ones, at most ``most`` in each, that keep their order.
 

@@ -77,6 +77,11 @@ class StreamArenas:
         """A sequence's cells in its stream of a group, in order of position, and those positions; shape (n,) each."""
         return self.arenas[group][self.stream_of(seq)].cells_of(seq)
 
+    def ends(self, seq: int) -> tuple[int, int]:
+        """The first and the last position that a sequence has in the last group; -1 if it has none."""
+        arena = self.arenas[-1][self.stream_of(seq)]
+        return arena.first_position(seq), arena.last_position(seq)
+
     def tile_reads(self, group: int, chunks: Sequence[Chunk]) -> Reads:
         """What attention reads by tiles for a micro-batch that has been placed, but for what a window hides."""
         maps = self.tiles[group]
@@ -95,11 +100,16 @@ class StreamArenas:
             for window in windows or ():
                 window.forget()
 
-    def remove(self, seq: int, start: int, stop: int) -> None:
-        """Take positions ``[start, stop)`` from a sequence (all, if negative); searches begin there next, if lower."""
+    def remove(self, seq: int, start: int, stop: int, only: int | None = None) -> None:
+        """Take positions ``[start, stop)`` from a sequence (all, if negative); searches begin there next, if lower.
+
+        ``only``: in that group alone.
+        """
         if seq < 0:
             self.forget()
         for group, arena in self.of(seq):
+            if only is not None and group != only:
+                continue
             stream, windows, row = self.stream_of(seq), self.windows[group], arena.rows.rows.get(seq)
             window = windows[stream] if windows is not None and seq >= 0 else None
             if start <= 0 and stop == FOREVER and (window is None or row is not None):

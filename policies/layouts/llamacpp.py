@@ -7,9 +7,13 @@ from functools import partial
 
 from policies.compaction.compactors import FillHoles
 from policies.compaction.triggers import Threshold
+from policies.layouts.hybrid import HybridPolicy
 from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy, StreamOptions
 from policies.layouts.unified import ArenaOptions, UnifiedPolicy
 from policies.policy import CacheConfig
+
+_PAD = 256
+"""Multiple of cells to which llama.cpp pads the attended span since b6975."""
 
 
 def run_limit(max_nodes: int, n_layers: int) -> int:
@@ -57,6 +61,26 @@ def mid_2025(
 
 today = partial(MultiStreamPolicy, contiguous=False)
 """The cache since b6975: scattered slots, streams, sliding windows; cells are never moved."""
+
+
+def with_windows(name: str, config: CacheConfig, options: StreamOptions) -> HybridPolicy:
+    """The cache of a model half of whose layers look back ``options.window`` tokens."""
+    streams = 1 if options.unified else config.sequences
+    size = config.cells // streams
+    window = window_size(size, options.window, config.n_ubatch, config.sequences, unified=options.unified)
+    caches = [
+        CacheSpec(size, _PAD, share=0.5),
+        CacheSpec(window, _PAD, window=options.window, share=0.5),
+    ]
+    return HybridPolicy(name, config, caches, n_streams=streams)
+
+
+def with_states(name: str, config: CacheConfig, options: StreamOptions, snapshots: int = 0) -> HybridPolicy:
+    """The cache of a model of which some layers have states; ``snapshots``: tokens that these can take back."""
+    streams = 1 if options.unified else config.sequences
+    return HybridPolicy(
+        name, config, [CacheSpec(config.cells // streams, _PAD)], n_streams=streams, snapshots=snapshots
+    )
 
 
 def window_size(cells: int, window: int, n_ubatch: int, sequences: int, *, unified: bool) -> int:

@@ -92,6 +92,7 @@ class MultiStreamPolicy(Policy):
         self._n_ubatch = config.n_ubatch
         self.contiguous = contiguous
         self._planner = StepPlanner(self._streams, config.n_ubatch, contiguous=contiguous)
+        self._ends = self._streams.ends
         compacts = compactor is not None
         self._rule = StreamRule(self, self._streams, config.n_ubatch, contiguous=contiguous, compacts=compacts)
 
@@ -113,7 +114,8 @@ class MultiStreamPolicy(Policy):
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Check, plan and place a step; raises ``Rejected`` besides ``OutOfCells``."""
-        check_step(self._streams, step)
+        if self.n_streams > 1 or not self.arenas[-1][0].continues(step):
+            check_step(step, self._ends, apart=self.n_streams > 1)
         if self._compactor is not None or self.wants_compaction:
             self.update(sum(chunk.n for chunk in step))
         plan = self._planner.find_at_once(step)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from policies.cells.arena import Arena
 from policies.cells.search import cells_array, find_contiguous, find_scattered, start_of_search
 from policies.cells.sequence_sets import SetIndices
-from policies.cells.split_batch import split_by_stream
+from policies.cells.split_batch import split_by_stream, split_keeping_tails
 from policies.cells.stream_arenas import StreamArenas
 from policies.cells.window import usable_extents
 from policies.layouts.unified import cut
@@ -51,30 +51,26 @@ Planned = tuple[tuple[Chunk, ...], list[list[Slot]]]
 """A micro-batch, and its slots in every group."""
 
 
-def check_step(streams: StreamArenas, step: Sequence[Chunk]) -> None:
+def check_step(step: Sequence[Chunk], ends: Callable[[int], tuple[int, int]], *, apart: bool) -> None:
     """Raise ``Rejected`` unless every sequence continues where it ends and coupled sequences agree.
 
-    As ``llama_batch_allocr::init``; ``OutOfCells`` where coupled sequences would lie in different streams.
+    ``ends``: first and last position of a sequence, -1 if it holds none. ``apart``: each sequence has a stream of its
+    own. As ``llama_batch_allocr::init``; ``OutOfCells`` where coupled sequences would lie in different streams.
     """
-    if streams.n_streams == 1 and streams.arenas[-1][0].continues(step):
-        return
     next_position: dict[int, int] = {}
-    arenas = streams.arenas[-1]
     for chunk in step:
         for seq in chunk.seqs if chunk.also else (chunk.seq,):
             expected = next_position.get(seq)
             if expected is None:
-                held = arenas[streams.stream_of(seq)].last_position(seq)
+                held = ends(seq)[1]
                 expected = held + 1 if held >= 0 else chunk.start
             if chunk.start != expected:
                 raise Rejected(f"sequence {seq} ends at {expected - 1}, its next chunk starts at {chunk.start}")
             next_position[seq] = chunk.start + chunk.n
         for seq in chunk.also:
-            first, other = (arenas[streams.stream_of(s)] for s in (chunk.seq, seq))
-            ends = (first.first_position(chunk.seq), first.last_position(chunk.seq))
-            if ends != (other.first_position(seq), other.last_position(seq)):
+            if ends(chunk.seq) != ends(seq):
                 raise Rejected(f"sequence {chunk.seq} is coupled to {seq}, but they have diverged")
-    if streams.n_streams > 1 and any(chunk.also for chunk in step):
+    if apart and any(chunk.also for chunk in step):
         # Not a fault of the batch, in the original's eyes: it only finds no way to split it.
         raise OutOfCells("coupled sequences need a unified cache")
 
@@ -82,11 +78,14 @@ def check_step(streams: StreamArenas, step: Sequence[Chunk]) -> None:
 class StepPlanner:
     """Finds the cells that a step's micro-batches will take, and takes them."""
 
-    def __init__(self, streams: StreamArenas, n_ubatch: int, *, contiguous: bool):
-        """``contiguous``: a micro-batch's cells in a stream must lie in a row."""
+    def __init__(self, streams: StreamArenas, n_ubatch: int, *, contiguous: bool, equal: bool = False, tail: int = 0):
+        """``contiguous``: a micro-batch's cells in a stream must lie in a row. ``equal``: it has equally many tokens of
+        each sequence, with one stream too. ``tail``: so many last tokens of a sequence are never divided."""
         self._streams = streams
         self._n_ubatch = n_ubatch
         self._contiguous = contiguous
+        self._equal = equal or streams.n_streams > 1
+        self._tail = tail
 
     def find_at_once(self, step: Sequence[Chunk]) -> Iterable[Planned] | None:
         """A plan made while it is carried out, where that is certain to succeed; otherwise None.
@@ -95,7 +94,7 @@ class StepPlanner:
         """
         streams, n_ubatch = self._streams, self._n_ubatch
         tokens = sum([chunk.n for chunk in step])
-        if streams.n_streams == 1 and tokens <= n_ubatch:
+        if not self._equal and tokens <= n_ubatch:
             batches = cut(step, tokens, n_ubatch)
             by_group = [self._find(group, chunks) for chunks in batches for group in range(len(streams.specs))]
             slots = [found for found in by_group if found is not None]
@@ -108,9 +107,13 @@ class StepPlanner:
             need[stream] = need.get(stream, 0) + chunk.n
         if any(arenas[stream].free.total < n for arenas in streams.arenas for stream, n in need.items()):
             return None
-        if streams.n_streams == 1:
-            return self._one_by_one(split_batch(step, n_ubatch))
-        return self._one_by_one(split_by_stream(step, n_ubatch, sequential=True))
+        return self._one_by_one(self._split_equally(step) if self._equal else split_batch(step, n_ubatch))
+
+    def _split_equally(self, step: Sequence[Chunk]) -> list[tuple[Chunk, ...]]:
+        sequential = self._streams.n_streams > 1
+        if self._tail:
+            return split_keeping_tails(step, self._n_ubatch, self._tail, sequential=sequential)
+        return split_by_stream(step, self._n_ubatch, sequential=sequential)
 
     def _one_by_one(self, batches: Iterable[tuple[Chunk, ...]]) -> Iterator[Planned]:
         for batch in batches:
@@ -125,10 +128,10 @@ class StepPlanner:
     def plan(self, step: Sequence[Chunk]) -> list[Planned] | None:
         """Micro-batches with their slots in every group; None if they do not fit."""
         streams, attempts = self._streams, []
-        if streams.n_streams == 1:
+        if not self._equal:
             attempts.append(split_batch(step, self._n_ubatch))
-        if streams.n_streams > 1 or len(streams.specs) > 1:
-            attempts.append(split_by_stream(step, self._n_ubatch, sequential=streams.n_streams > 1))
+        if self._equal or len(streams.specs) > 1:
+            attempts.append(self._split_equally(step))
         for batches in attempts:
             by_group = []
             for group in range(len(streams.specs)):

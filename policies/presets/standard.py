@@ -96,17 +96,16 @@ def _llamacpp_b6975(name: str, config: CacheConfig) -> Policy:
 
 def _sliding_window(name: str, config: CacheConfig) -> Policy:
     from policies.layouts import llamacpp
-    from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy, StreamOptions
+    from policies.layouts.multi_stream import StreamOptions
 
-    options = config.read(StreamOptions)
-    streams = 1 if options.unified else config.sequences
-    size = config.cells // streams
-    window = llamacpp.window_size(size, options.window, config.n_ubatch, config.sequences, unified=options.unified)
-    caches = [
-        CacheSpec(size, _B6975_PAD, share=0.5),
-        CacheSpec(window, _B6975_PAD, window=options.window, share=0.5),
-    ]
-    return MultiStreamPolicy(name, config, caches, n_streams=streams, kernel="tiled")
+    return llamacpp.with_windows(name, config, config.read(StreamOptions))
+
+
+def _hybrid(name: str, config: CacheConfig) -> Policy:
+    from policies.layouts import llamacpp
+    from policies.layouts.multi_stream import StreamOptions
+
+    return llamacpp.with_states(name, config, config.read(StreamOptions))
 
 
 def paged(name: str, config: CacheConfig, *, window: bool = False, offloads: bool = False) -> Policy:
@@ -341,6 +340,18 @@ STANDARD = (
         ("window", "unified"),
         "llama.cpp since b5554, llama_kv_cache_iswa (pull request 13194)",
         _sliding_window,
+        engine="llama.cpp b6975",
+    ),
+    Preset(
+        "hybrid",
+        "a state of a fixed size in some layers, which cannot be rolled back, beside the attention of the others",
+        "like llama.cpp-b6975 beside a state for each sequence; micro-batches of equally many tokens of each sequence",
+        _NONE,
+        _NEVER,
+        "tiled",
+        ("unified",),
+        "llama.cpp since b5756, llama_memory_hybrid and llama_memory_recurrent (pull request 13979)",
+        _hybrid,
         engine="llama.cpp b6975",
     ),
     Preset(

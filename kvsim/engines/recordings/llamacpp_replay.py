@@ -10,17 +10,20 @@ from numpy.typing import NDArray
 
 from kvsim.engines.recordings.recording_files import Record, whole_number
 from kvsim.engines.recordings.replay import Replay, State
-from policies import CacheConfig, Chunk, OutOfCells
+from policies import CacheConfig, Chunk, OutOfCells, Unsupported
 from policies.cells.arena import Arena
+from policies.cells.states import StateMemory
+from policies.layouts.hybrid import HybridPolicy
 from policies.layouts.llamacpp import early_2025, mid_2025, today
 from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy, Rejected
+from policies.layouts.recurrent import RecurrentMemory
 from policies.layouts.unified import UnifiedPolicy
 from policies.vocabulary import IntArray
 
 _FIELDS_A = ("map", "head", "used", "n_kv", "max_contiguous", "do_defrag")
 """State fields of a record of era A."""
 
-LlamaPolicy = UnifiedPolicy | MultiStreamPolicy
+LlamaPolicy = UnifiedPolicy | MultiStreamPolicy | RecurrentMemory
 
 
 class LlamaCppReplay(Replay):
@@ -63,6 +66,11 @@ def _policy(header: Record) -> LlamaPolicy:
         for c in header["caches"]
     ]
     streams = int(header.get("n_stream", 1))
+    if "snapshots" in header:
+        snapshots = whole_number(header, "snapshots", 0, least=0)
+        if not caches:
+            return RecurrentMemory(config.sequences, config.n_ubatch, snapshots)
+        return HybridPolicy("llama.cpp", config, caches, n_streams=streams, snapshots=snapshots)
     if era == "M":
         nodes = int(header.get("max_nodes", max(1024, 8 * int(header.get("n_tensors", 0)))))
         return mid_2025(
@@ -78,7 +86,7 @@ def _policy(header: Record) -> LlamaPolicy:
 
 
 def _perform(policy: LlamaPolicy, record: Record) -> int:
-    """Perform one operation; return the code of a decode, 0 for all others."""
+    """Perform one operation; return the code of a decode, whether positions could be removed, 0 for all others."""
     if record["op"] == "decode":
         step = [Chunk(seqs[0], pos, n, tuple(seqs[1:])) for seqs, pos, n in record["batch"]]
         try:
@@ -102,8 +110,13 @@ def _perform(policy: LlamaPolicy, record: Record) -> int:
     }
     if record["op"] not in operations:
         raise ValueError(f"operation {record['op']!r} is unknown; accepted: decode, {', '.join(operations)}")
-    operations[record["op"]](*args)
-    return 0
+    try:
+        operations[record["op"]](*args)
+    except Unsupported:
+        if record["op"] != "seq_rm":
+            raise
+        return 0
+    return int(record["op"] == "seq_rm")
 
 
 def _end(position: int) -> int | None:
@@ -115,6 +128,8 @@ def _recorded(record: Record) -> State:
 
     A recording need not show the cells after every operation, nor all streams, nor all fields.
     """
+    if "ends" in record:
+        return {key: record[key] for key in ("ret", "ends", "held", "states") if key in record}
     state: State = {"ret": record["ret"]} if record["op"] == "decode" else {}
     if "caches" in record:
         for c, streams in enumerate(record["caches"]):
@@ -144,6 +159,9 @@ def _state(policy: LlamaPolicy, returned: int) -> State:
             "max_contiguous": arena.free.largest,
             "do_defrag": int(policy.wants_compaction),
         }
+    if isinstance(policy, HybridPolicy | RecurrentMemory) and policy.states is not None:
+        return {"ret": returned, **_of_states(policy, policy.states)}
+    assert isinstance(policy, MultiStreamPolicy)
     state: State = {"ret": returned, "n_kv": sorted(policy.attended)}
     for c, arenas in enumerate(policy.arenas):
         for s, arena in enumerate(arenas):
@@ -154,6 +172,25 @@ def _state(policy: LlamaPolicy, returned: int) -> State:
                 f"{where} used": arena.used,
             }
     return state
+
+
+def _of_states(policy: HybridPolicy | RecurrentMemory, states: StateMemory) -> State:
+    """What recordings of models with states show: both ends of each sequence, the states and the tokens that caches
+    hold, each in the order of cells, but not in which cell."""
+    held = [[_in_order(arena) for arena in arenas] for arenas in getattr(policy, "arenas", ())]
+    cells = zip(states.position, states.seqs, strict=True)
+    return {
+        "ends": [list(policy.ends(seq)) for seq in range(len(states.position))],
+        "states": [[position, sorted(seqs)] for position, seqs in cells if seqs],
+        "held": held,
+    }
+
+
+def _in_order(arena: Arena) -> list[list[Any]]:
+    """The used cells as runs without their first cells, as if there were no holes."""
+    used = np.flatnonzero(arena.position >= 0)
+    owner = arena.owner[used]
+    return [run[1:] for run in runs_of_cells(arena.position[used], owner, lambda cell: arena.sets[owner[cell]])]
 
 
 def cell_runs(arena: Arena) -> list[list[Any]]:

@@ -16,7 +16,7 @@ from policies.presets import PRESETS
 from tests.worlds import command
 
 LLAMA = [preset.name for preset in PRESETS if preset.engine.startswith("llama.cpp")]
-TODAY = ("llama.cpp-b6975", "streams", "sliding-window")
+TODAY = ("llama.cpp-b6975", "streams", "sliding-window", "hybrid")
 NOTHING = {"workload": {"requests": 20, "rate": 20.0}}
 SLOTS = "since server.slot_context is more than an equal share"
 
