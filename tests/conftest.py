@@ -1,11 +1,19 @@
-"""One BLAS thread for each test process: several processes with several threads each would fight over the cores."""
+"""What all tests have in common.
+
+Each process has one BLAS thread: several processes with several threads each would fight over the cores.
+"""
 
 import os
+import signal
 
 import pytest
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # for the commands that tests start
 os.environ["KVSIM_PROFILES"] = os.path.join(os.path.dirname(__file__), "no-profiles")  # none of this user's own
+
+# A shell that starts this in the background may have it ignore Ctrl-C, and with it what tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis
 import numpy as np
