@@ -10,18 +10,16 @@ import json
 import math
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu.random_tensors import ARCHITECTURES, Tensor, fields, tensors
 from kvsim.errors import UserError, no_such
 
 MODELS = Path(__file__).parents[2] / "kvsim" / "model" / "models.toml"
 TYPES = {"q4_k_m": 15, "q8_0": 7, "f16": 1}
 """Storage types and their numbers in ``llama_ftype``."""
-ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
-"""``model_type`` of a config.json, and what llama.cpp calls it."""
-
 REPEATED = ("the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they")
 """Words of which kvsim's load has a llama-server make its answers: one token each."""
 _DEVIATION = 0.02
@@ -30,24 +28,21 @@ _BYTE, _NIBBLE = math.sqrt((256**2 - 1) / 12), 7.5
 """The deviation of a random signed byte, the mean of four random bits."""
 _OF_Q4_K = 258.0
 """The deviation of ``scale * q - 7.5 * min`` of a block of Q4_K: scale and min have six random bits, q has four."""
+_OF_Q5_K, _FIVE_BITS = 526.9, 15.5
+"""Likewise of Q5_K, whose q has five."""
 _OF_Q6_K = _BYTE * math.sqrt((64**2 - 1) / 12)
 _SCALES = {
+    "Q5_0": {0: 1 / math.sqrt((32**2 - 1) / 12)},
     "Q8_0": {0: 1 / _BYTE},
+    "Q5_K": {0: 1 / _OF_Q5_K, 2: _FIVE_BITS / _OF_Q5_K},
     "Q4_K": {0: 1 / _OF_Q4_K, 2: _NIBBLE / _OF_Q4_K},
     "Q6_K": {208: 1 / _OF_Q6_K},
 }
 """Where a block has its half-precision scales (``ggml-common.h``), for weights of deviation 1."""
+_CONSTANT = {"norm.weight": 1.0, "ssm_a": -1.0, ".bias": 0.0}
+"""Vectors that are not random, by the end of their names: a state whose diagonal is not negative grows."""
 _PIECE = 10_007
 """Blocks in the repeated piece: a prime, so that no two rows of a matrix begin alike."""
-
-
-class Tensor(NamedTuple):
-    """A tensor of a file."""
-
-    shape: tuple[int, ...]
-    """Outputs first; of experts, their number."""
-    kind: str
-    """A name of ``gguf.GGMLQuantizationType``."""
 
 
 def config(model: str) -> dict[str, Any]:
@@ -64,48 +59,11 @@ def config(model: str) -> dict[str, Any]:
     return found
 
 
-def tensors(config: dict[str, Any], weights: str) -> dict[str, Tensor]:
-    """The tensors of a model in a type of ``TYPES``, with the types that llama-quantize gives them
-    (``llama_tensor_get_type`` in ``llama-quant.cpp``, which has other rules for Falcon, 70B and eight experts)."""
-    d, layers, vocabulary = (config[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
-    heads, head = config["num_attention_heads"], _head(config)
-    q, kv, experts = heads * head, config["num_key_value_heads"] * head, config.get("num_experts", 0)
-    width = config["moe_intermediate_size" if experts else "intermediate_size"]
-    plain, more = {"q4_k_m": ("Q4_K", "Q6_K"), "q8_0": ("Q8_0", "Q8_0"), "f16": ("F16", "F16")}[weights]
-
-    found = {"token_embd.weight": Tensor((vocabulary, d), plain), "output_norm.weight": Tensor((d,), "F32")}
-    if config.get("tie_word_embeddings"):
-        found["token_embd.weight"] = Tensor((vocabulary, d), more)
-    else:
-        found["output.weight"] = Tensor((vocabulary, d), more)
-    for i in range(layers):
-        wider = more if i < layers // 8 or i >= 7 * layers // 8 or (i - layers // 8) % 3 == 2 else plain
-        own = {
-            "attn_norm": Tensor((d,), "F32"),
-            "ffn_norm": Tensor((d,), "F32"),
-            "attn_q": Tensor((q, d), plain),
-            "attn_k": Tensor((kv, d), plain),
-            "attn_v": Tensor((kv, d), wider),
-            "attn_output": Tensor((d, q), plain),
-        }
-        if config["model_type"] != "llama":
-            own |= {"attn_q_norm": Tensor((head,), "F32"), "attn_k_norm": Tensor((head,), "F32")}
-        many, suffix = ((experts,), "_exps") if experts else ((), "")
-        own |= {f"ffn_{part}{suffix}": Tensor((*many, width, d), plain) for part in ("gate", "up")}
-        own[f"ffn_down{suffix}"] = Tensor((*many, d, width), wider)
-        if experts:
-            own["ffn_gate_inp"] = Tensor((experts, d), "F32")
-        found |= {f"blk.{i}.{name}.weight": tensor for name, tensor in own.items()}
-    return found
-
-
 def size(tensor: Tensor) -> int:
     """Bytes of a tensor."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     block, bytes_of_block = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.kind]]
-    if tensor.shape[-1] % block:
-        raise UserError(f"{tensor.kind} has blocks of {block} numbers; rows of {tensor.shape[-1]} are none of them")
     return math.prod(tensor.shape) // block * bytes_of_block
 
 
@@ -123,7 +81,7 @@ def random_blocks(kind: str, n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def write(path: Path, config: dict[str, Any], weights: str) -> None:
-    """Write the file. Raises ``UserError`` for a shape that the type cannot have."""
+    """Write the file. Raises ``UserError`` for too small a vocabulary."""
     import gguf
 
     made = tensors(config, weights)
@@ -140,34 +98,17 @@ def write(path: Path, config: dict[str, Any], weights: str) -> None:
     rng = np.random.default_rng(0)
     pieces = {kind: random_blocks(kind, _PIECE, rng).ravel() for kind in {t.kind: None for t in made.values()}}
     for name, tensor in made.items():
-        norm = len(tensor.shape) == 1
+        told = next((value for end, value in _CONSTANT.items() if name.endswith(end)), None)
         writer.write_tensor_data(
-            np.ones(tensor.shape, np.float32) if norm else np.resize(pieces[tensor.kind], sizes[name])
+            np.resize(pieces[tensor.kind], sizes[name]) if told is None else np.full(tensor.shape, told, np.float32)
         )
     writer.close()
 
 
-def _head(config: dict[str, Any]) -> int:
-    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-
-
 def _add_fields(writer: Any, config: dict[str, Any], weights: str) -> None:
     writer.add_file_type(TYPES[weights])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(_head(config))
-    writer.add_value_length(_head(config))
-    writer.add_rope_dimension_count(_head(config))
-    writer.add_rope_freq_base(1e6)
-    writer.add_layer_norm_rms_eps(1e-6)
-    if "num_experts" in config:
-        writer.add_expert_count(config["num_experts"])
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    for name, value in fields(config).items():
+        getattr(writer, f"add_{name}")(value)
     # GPT-2's bytes, so that any text has tokens; the words that a load has servers repeat; then as many as are known.
     shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     words = ["<|end|>", *map(chr, sorted(shown)), *(chr(256 + i) for i in range(256 - len(shown)))]

@@ -94,8 +94,8 @@ def _except(fields: Fields, attention: list[int], others: str) -> list[str]:
 
 
 def _mamba_rank(fields: Fields, given: str) -> int:
-    rank = fields.get(given, "auto")
-    return -(-fields.get("hidden_size", 0) // 16) if rank == "auto" else rank
+    rank: int | str = fields.get(given, "auto")
+    return -(-int(fields.get("hidden_size", 0)) // 16) if isinstance(rank, str) else rank
 
 
 def _jamba(fields: Fields) -> Fields:

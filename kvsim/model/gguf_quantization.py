@@ -29,7 +29,7 @@ _OF_EIGHT = ("q2_k", "q3_k_s", "q3_k_m", "q4_k_s", "q4_k_m", "iq3_xs", "iq3_xxs"
 def gguf_types(shape: MemoryShape, kind: str) -> dict[str, tuple[int, int]]:
     """Matrices and bytes by storage type in the GGUF file of a model, quantised as ``kind``; vectors are 0 matrices."""
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    mixture = _Mixture(shape, kind)
+    mixture = Mixture(shape, kind)
     for tensor in shape.tensors:
         for layer in tensor.layers:
             stored = tensor.stored or mixture.type_of(tensor, layer)
@@ -41,7 +41,7 @@ def gguf_types(shape: MemoryShape, kind: str) -> dict[str, tuple[int, int]]:
     return {stored: (n, size) for stored, (n, size) in found.items()}
 
 
-class _Mixture:
+class Mixture:
     """How ``llama-quantize`` chooses types for one model."""
 
     def __init__(self, shape: MemoryShape, kind: str):

@@ -30,6 +30,8 @@ _EVERY_FEW = ("qwen3next", "qwen35", "qwen35moe", "minimax-01")
 """Architectures with attention in every n-th layer; in others with states it is where there are heads of K."""
 _ONE_EACH = ("nemotron_h", "nemotron_h_moe")
 """Architectures whose layers have attention, a state or a feed-forward network, and never two of them."""
+_IN_F32 = (*_ONE_EACH, "qwen35", "qwen35moe")
+"""Architectures whose recurrent states vLLM keeps in f32 unless told otherwise."""
 
 
 def mixers_of(keys: Keys, kv_heads: list[int]) -> list[Mixer]:
@@ -68,6 +70,6 @@ def state_of(keys: Keys) -> State:
         return State(name, 0, head * head * heads)
     inner, size = keys.number("ssm.inner_size"), keys.number("ssm.state_size")
     groups, before = keys.number("ssm.group_count", 0, least=0), keys.number("ssm.conv_kernel") - 1
-    return State(
-        name, before * (inner + 2 * groups * size), size * inner, before * 2 * size if groups else 0, max(groups, 1)
-    )
+    by_groups = (before * 2 * size, groups) if name == "Mamba 2" and groups else ()
+    kind = "f32" if keys.arch in _IN_F32 else ""
+    return State(name, before * (inner + 2 * groups * size), size * inner, *by_groups, recurrent_type=kind)
