@@ -81,6 +81,13 @@ class CheckedPolicy(DelegatingPolicy):
             self._lengths[chunk.seq] = chunk.start
         return reserved
 
+    def reserve_with_drafts(self, chunk: Chunk, lookahead: int, **options: Any) -> bool:
+        """What was found of a prompt belongs to its sequence from now on."""
+        reserved = self.inner.reserve_with_drafts(chunk, lookahead, **options)
+        if reserved and not self._lengths.get(chunk.seq):
+            self._lengths[chunk.seq] = chunk.start
+        return reserved
+
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Place the step, and look at what was placed."""
         self.step += 1
@@ -118,6 +125,11 @@ class CheckedPolicy(DelegatingPolicy):
             self._frees += 1
             if self._is_due(self._frees):
                 self._check_cells()
+
+    def take_back(self, seq: int, start: int) -> None:
+        """What was taken back is gone."""
+        self.inner.take_back(seq, start)
+        self._lengths[seq] = min(self._lengths.get(seq, 0), start)
 
     def keep(self, seq: int) -> None:
         """All others are gone; with streams, those of other streams are not."""

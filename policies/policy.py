@@ -178,6 +178,22 @@ class Policy(Admits, FindsPrefixes, Exports, Loads, SavesCheckpoints, Compacts, 
         """
         return True
 
+    def reserve_with_drafts(
+        self,
+        chunk: Chunk,
+        lookahead: int,
+        *,
+        whole: int = 0,
+        waits: bool = False,
+        in_flight: int = 0,
+        known: int | None = None,
+    ) -> bool:
+        """As ``reserve``, and for ``lookahead`` tokens behind it, where a drafter writes; by default not for these.
+
+        The chunk may itself end with drafted tokens, which are not ``known``.
+        """
+        return self.reserve(chunk, whole=whole, waits=waits, in_flight=in_flight, known=known)
+
     @abstractmethod
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Give every token of the step a cell, micro-batch by micro-batch.
@@ -191,6 +207,13 @@ class Policy(Admits, FindsPrefixes, Exports, Loads, SavesCheckpoints, Compacts, 
     @abstractmethod
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Take positions ``[start, stop)`` from a sequence (to its end if None); without effect if it holds none."""
+
+    def take_back(self, seq: int, start: int) -> None:
+        """Take the tokens from ``start`` on from a sequence that goes on: they were drafted, and not accepted.
+
+        Their room may stay with the sequence, which will soon want it again. By default they are freed.
+        """
+        self.free(seq, start)
 
     def can_truncate(self, seq: int, n: int) -> int:
         """With how many of its first ``n`` tokens a sequence could continue if the rest were freed: ``n`` or 0.

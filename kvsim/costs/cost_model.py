@@ -54,13 +54,16 @@ class CostModel:
         cell_bytes: float = 0.0,
         map_page_s: float = 0.0,
         device: Device | None = None,
+        drafts: int = 0,
     ):
         """``cell_bytes``: bytes of K and V of one token in all layers, for copies that the profile has not measured.
 
         ``map_page_s``: seconds to map a page of virtual memory in all layers. ``device``: whose bus copies to the host
-        take, without a ``link``; by default that of the profile.
+        take, without a ``link``; by default that of the profile. ``drafts``: the most drafted tokens of a sequence in a
+        pass that checks them.
         """
         self.profile = profile
+        self._drafts = drafts
         self._map_page_s = map_page_s
         self._link = link
         device = device or devices().get(profile.device or "")
@@ -77,7 +80,7 @@ class CostModel:
         """The price of forward passes under a kernel over some cache groups; the same object for equal arguments."""
         key = kernel, tuple(groups)
         if key not in self._prices:
-            self._prices[key] = PassPrice(self.profile, kernel, groups)
+            self._prices[key] = PassPrice(self.profile, kernel, groups, self._drafts)
         return self._prices[key]
 
     def before_pass(self, reads: GroupReads, group: Group) -> BeforePass:

@@ -14,7 +14,9 @@ up in tables (``PassTables``), but no less than the host takes to prepare the ne
 the host tier come on top (``CostModel``).
 
 Costs depend on the regime of the pass where a profile has two: decode-only, where every chunk is one token, and mixed.
-On GPUs they differ, because engines run other kernels for a pass in which a chunk has more than one token.
+On GPUs they differ, because engines run other kernels for a pass in which a chunk has more than one token. Where
+drafts are checked, a chunk of a token and its drafts counts as decode: engines run the kernels of decode steps for it,
+which read each cell once for all of its tokens, and the head runs for each of them.
 
 It is asked of one pass at a time, so that it may have any shape: nothing relies on its being linear.
 """
@@ -80,6 +82,8 @@ class RegimePrice(ABC):
         self._share: float = sum(self._shares)
         self.skips: bool = False
         """Whether cells that a token cannot see cost nothing."""
+        self.most_checked: i64 = 1
+        """Tokens of the longest chunk that counts as decode."""
         self.base_s: float = self._host_s
         """Each pass, whatever is in it, over all groups, with what the host adds."""
 
@@ -88,8 +92,17 @@ class RegimePrice(ABC):
         return self._work.at(tokens)
 
     @abstractmethod
-    def chunks_s(self, chunks: int) -> float:
-        """What a pass costs for having ``chunks`` chunks, over all groups."""
+    def chunks_s(self, chunks: int, drafts: int = 0) -> float:
+        """What a pass costs for having ``chunks`` chunks, over all groups; ``drafts``: drafted tokens in them."""
+
+    def drafts_in(self, work: PassReads) -> int:
+        """The drafted tokens in a pass: all but one of each chunk that counts as decode."""
+        found: i64 = 0
+        if self.most_checked > 1:
+            for n, _, _ in work.groups[0].longer:
+                if n <= self.most_checked:
+                    found += n - 1
+        return int(found)
 
     def waits_s(self, seconds: float) -> float:
         """What a pass of so many seconds waits for the host, which prepares the next one at the same time."""
@@ -100,7 +113,7 @@ class RegimePrice(ABC):
         return 0.0
 
     @abstractmethod
-    def total(self, tokens: i64, chunks: i64, groups: list[GroupReads], together: list[bool]) -> float:
+    def total(self, work: PassReads, together: list[bool]) -> float:
         """The formula; ``together``: for each group whether all tokens scan the same cells."""
 
     @abstractmethod
@@ -133,7 +146,7 @@ class FittedPrice(RegimePrice):
         self._fixed_s = 0.0
         """What a pass of so many tokens and chunks costs apart from what it reads; most are like the one before."""
 
-    def chunks_s(self, chunks: int) -> float:
+    def chunks_s(self, chunks: int, drafts: int = 0) -> float:
         """By the coefficient of a chunk and what the host adds for it; seconds."""
         return (self._share * self._chunk + self._host_sequence_s) * chunks
 
@@ -141,8 +154,9 @@ class FittedPrice(RegimePrice):
         """By the coefficient of a run; seconds."""
         return self._run * runs
 
-    def total(self, tokens: i64, chunks: i64, groups: list[GroupReads], together: list[bool]) -> float:
+    def total(self, work: PassReads, together: list[bool]) -> float:
         """By the coefficients; seconds."""
+        tokens, chunks, groups = work.tokens, work.chunks, work.groups
         if tokens != self._last_tokens or chunks != self._last_chunks:
             self._last_tokens, self._last_chunks = tokens, chunks
             self._fixed_s = self._work.at(tokens) + self.base_s + self.chunks_s(int(chunks))
@@ -275,14 +289,15 @@ class TablePrice(RegimePrice):
         """A cell where the device is kept busy."""
         self._ratios = None if tables.together is None or regime == "decode" else _Ratios(tables.together)
 
-    def chunks_s(self, chunks: int) -> float:
+    def chunks_s(self, chunks: int, drafts: int = 0) -> float:
         """By the table of the head and what the host adds for each sequence; seconds."""
-        return (self._head.at(chunks) + self._host_sequence_s * chunks) if chunks else 0.0
+        return (self._head.at(chunks + drafts) + self._host_sequence_s * chunks) if chunks else 0.0
 
-    def total(self, tokens: i64, chunks: i64, groups: list[GroupReads], together: list[bool]) -> float:
+    def total(self, work: PassReads, together: list[bool]) -> float:
         """The sum of what the tables say; seconds."""
-        seconds = self.base_s + self._work.at(tokens) + self.chunks_s(int(chunks))
-        for i, group in enumerate(groups):
+        tokens, chunks = work.tokens, work.chunks
+        seconds = self.base_s + self._work.at(tokens) + self.chunks_s(int(chunks), self.drafts_in(work))
+        for i, group in enumerate(work.groups):
             seconds += self._shares[i] * self.attention(tokens, chunks, group, together[i])
         return seconds + self.waits_s(seconds)
 
@@ -300,12 +315,21 @@ class TablePrice(RegimePrice):
         if seen_only and group.single_useful < cells:
             cells = group.single_useful
         singles: i64 = chunks - len(group.longer)
+        longer = group.longer
+        if longer and self.most_checked > 1:
+            longer = []
+            for n, all_cells, useful in group.longer:
+                if n > self.most_checked:
+                    longer.append((n, all_cells, useful))
+                else:
+                    singles += 1
+                    cells += min(useful, all_cells) if seen_only else all_cells
         decode_s = self._decode.at(float(singles), float(cells) / float(singles)) if singles else 0.0
-        if not group.longer:
+        if not longer:
             return decode_s
         tokens: i64 = 0
         scanned, seen = 0.0, 0.0
-        for n, all_cells, useful in group.longer:
+        for n, all_cells, useful in longer:
             own = float(min(useful, all_cells) if seen_only else all_cells)
             tokens += n
             scanned += own
@@ -340,12 +364,15 @@ def _regime_price(profile: Profile, regime: Regime, kernel: Kernel, groups: Sequ
 class PassPrice:
     """Prices forward passes under one kernel over the cache groups of one policy; all results are in seconds."""
 
-    def __init__(self, profile: Profile, kernel: Kernel, groups: Sequence[Group]):
+    def __init__(self, profile: Profile, kernel: Kernel, groups: Sequence[Group], drafts: int = 0):
+        """``drafts``: the most drafted tokens of a sequence that a pass checks."""
         self._shares: list[float] = [group.share for group in groups]
         self._together: list[bool] = [scans_together(kernel, group) and profile.tables is None for group in groups]
         self._decode = self._mixed = _regime_price(profile, "decode", kernel, groups)
         if profile.mixed is not None or profile.tables is not None:
             self._mixed = _regime_price(profile, "mixed", kernel, groups)
+        self._most_checked: i64 = 1 + drafts
+        self._decode.most_checked = self._mixed.most_checked = 1 + drafts
         self.most_tokens: i64 = 0
         """Tokens of the largest pass that was priced."""
         self.most_cells: i64 = 0
@@ -357,10 +384,21 @@ class PassPrice:
         """The coefficients for a pass: those of decode-only passes if each chunk is one token, or of mixed ones."""
         return self._decode if tokens == chunks else self._mixed
 
+    def regime_of(self, work: PassReads) -> RegimePrice:
+        """The coefficients for a pass, in which a token and its drafts count as decode."""
+        if work.tokens == work.chunks:
+            return self._decode
+        if self._most_checked > 1:
+            for n, _, _ in work.groups[0].longer:
+                if n > self._most_checked:
+                    return self._mixed
+            return self._decode
+        return self._mixed
+
     def seconds(self, work: PassReads) -> float:
         """One pass, without what is done before it."""
         tokens, chunks, groups = work.tokens, work.chunks, work.groups
-        price = self._decode if tokens == chunks else self._mixed
+        price = self.regime_of(work)
         if tokens > self.most_tokens:
             self.most_tokens = tokens
         if chunks > self.most_chunks:
@@ -374,13 +412,13 @@ class PassPrice:
                 cells: i64 = useful if skips else scanned
                 if cells > self.most_cells:
                     self.most_cells = cells
-        return price.total(tokens, chunks, groups, self._together)
+        return price.total(work, self._together)
 
     def attention_of(self, work: PassReads, *, runs_are_holes: bool) -> AttentionTerms:
         """Attention in one pass, split. ``runs_are_holes``: count runs beyond one for each chunk as holes."""
         useful_s = holes_s = 0.0
         tokens, chunks = work.tokens, work.chunks
-        price = self._decode if tokens == chunks else self._mixed
+        price = self.regime_of(work)
         for i in range(len(work.groups)):
             group = work.groups[i]
             whole = price.attention(tokens, chunks, group, self._together[i])

@@ -44,7 +44,7 @@ def run_report(result: Result) -> Report:
                 ],
                 tables=[Table("Latencies", columns, list(LATENCIES))],
             ),
-            Section(text=[*_cache(s), *_prefixes(s), *_host(s["host"])]),
+            Section(text=[*_cache(s), *_prefixes(s), *_host(s["host"]), *_drafts(s.get("speculation"))]),
             *_cluster(s.get("cluster")),
         ],
     )
@@ -129,6 +129,18 @@ def _host(host: Summary) -> list[str]:
             f"{seconds(host['prefetch_wait_s'])} for those made ahead"
         ]
     return []
+
+
+def _drafts(of: Summary | None) -> list[str]:
+    """How many drafted tokens were accepted, and what drafting took."""
+    if not of or not of["drafts"]:
+        return []
+    took = f"; drafting took {seconds(of['drafting_s'])}" if of["drafting_s"] else ""
+    return [
+        f"drafts: {share(of['accepted_tokens'] / of['drafted_tokens'])} of {counted(of['drafted_tokens'], 'token')} "
+        f"accepted, {of['wasted_tokens']:,} wasted; {of['tokens_per_draft']:.2f} tokens a draft, with the model's "
+        f"own{took}"
+    ]
 
 
 def failures_and_remedies(runs: Sequence[tuple[str, Sequence[Summary]]], scenario: str) -> list[str]:

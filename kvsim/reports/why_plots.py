@@ -27,6 +27,7 @@ _COLOURS = {
     "cells": (0.25, 0.25, 0.45),
     "steps": (0.55, 0.6, 0.75),
     "mapping": (0.45, 0.3, 0.25),
+    "drafting": (0.75, 0.7, 0.2),
 }
 _LABELS = {
     "queueing": "waiting for a slot",
@@ -41,6 +42,7 @@ _LABELS = {
     "prefix": "prefix misses",
     "transfers": "host copies",
     "mapping": "mapping pages",
+    "drafting": "drafts",
     "machine": "the machine",
 }
 

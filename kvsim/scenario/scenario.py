@@ -42,6 +42,7 @@ from kvsim.scenario.server_defaults import (
     without_other_names,
 )
 from kvsim.scenario.serving_sections import CacheSection, MachineSection, ModelSection, ServerSection
+from kvsim.scenario.speculation_section import SpeculationSection
 from kvsim.scenario.trace_sections import REGISTERED
 from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, RelativeCosts, engine_of
@@ -52,6 +53,8 @@ _SCHEDULER_ENGINES: dict[str, EngineVersion] = {
     "llama-server-b4875": LLAMACPP_B4666,
     "vllm": PRESENT["vLLM"],
 }
+_DRAFTING = ("vllm", *TODAYS_SERVERS)
+"""Schedulers that check drafts."""
 _STATIC_BATCH, _STATIC_UBATCH = 256, 128
 _CONTEXT_UNIT, _EARLY_CONTEXT_UNIT = 256, 32
 """llama.cpp rounds contexts up to a multiple of this many cells (``llama_context``, ``GGML_PAD``): that of early 2025
@@ -89,6 +92,7 @@ class Scenario(Section):
     cache: CacheSection = CacheSection()
     machine: MachineSection = MachineSection()
     cluster: ClusterSection = ClusterSection()
+    speculation: SpeculationSection = SpeculationSection()
     folder: Annotated[Path, Field(exclude=True, repr=False)] = Path()
     """The folder at which relative paths start; not part of the file."""
 
@@ -125,6 +129,11 @@ class Scenario(Section):
             raise ValueError("server.preemption: there is nowhere to swap to; give cache.host_cells")
         if self.server.prefetch != "none" and not self.cache.host_cells:
             raise ValueError("server.prefetch: there is nothing to bring back from; give cache.host_cells")
+        if self.speculation.on and self.server.scheduler not in _DRAFTING:
+            raise ValueError(
+                f"speculation.method: the scheduler {self.server.scheduler} checks no drafts; accepted: "
+                f"{', '.join(_DRAFTING)}"
+            )
         if self.slot_context < 2:
             raise ValueError(
                 f"cache.cells ({self.cache.cells}) shared out over server.slots ({self.server.slots}) leaves "
@@ -242,6 +251,7 @@ class Scenario(Section):
             cells=self.context_cells,
             seed=self.seed,
             for_any_layout=True,
+            drops_last_found=self.speculation.reads_hidden_states,
             **self.cache.model_dump(exclude={"policy", "unified", "type_k", "type_v", "cells"}),
         )
         return config if costs is None else config.with_options(costs=costs)

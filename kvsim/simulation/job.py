@@ -73,6 +73,8 @@ class Job:
 
     plan: SequencePlan | None = None
     """Plan of its sequence, once it has been asked for."""
+    drafted: int = 0
+    """Number of tokens that have been drafted for it, to be checked in its next pass."""
 
     def __post_init__(self) -> None:
         self.content = content_of(self.request)

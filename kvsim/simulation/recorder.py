@@ -98,6 +98,14 @@ class Recorder:
         """Seconds that the requests waited for them, summed up."""
         self.store_wait_s = 0.0
         """Seconds that steps waited until blocks had been stored that were given to others."""
+        self.checks = 0
+        """Drafts that were checked."""
+        self.drafted_tokens = 0
+        """Tokens of these drafts."""
+        self.accepted_tokens = 0
+        """Tokens among them that were accepted."""
+        self.drafting_s = 0.0
+        """Seconds of the drafter's passes."""
         self._time_breakdown = time_breakdown if tables else None
         self._passes = PassLog() if tables else None
         self._digest = hashlib.blake2b(digest_size=16) if digest else None
@@ -235,6 +243,18 @@ class Recorder:
         if self._time_breakdown is not None:
             self._time_breakdown.waited(seconds)
 
+    def verified(self, drafted: int, accepted: int) -> None:
+        """A draft of so many tokens was checked, of which some were accepted."""
+        self.checks += 1
+        self.drafted_tokens += drafted
+        self.accepted_tokens += accepted
+
+    def drafting(self, seconds: float) -> None:
+        """The drafter ran for so long beside a step."""
+        self.drafting_s += seconds
+        if self._time_breakdown is not None:
+            self._time_breakdown.drafted(seconds)
+
     def split(self, tokens: int) -> None:
         """A batch found no room and will be tried in parts; ``tokens`` of it are still to be run."""
         self.batch_splits += 1
@@ -284,7 +304,7 @@ _COUNTS = (
     *("forward_passes", "scores", "useful_scores", "failed_allocations", "batch_splits", "moved_cells", "move_runs"),
     *("mapped_pages", "compactions", "context_shifts", "preemptions", "recomputed_tokens", "prefix_looked_up"),
     *("prefix_found", "to_host_cells", "from_host_cells", "host_saves", "host_loads", "host_copy_s"),
-    *("prefetched_cells", "prefetch_wait_s"),
+    *("prefetched_cells", "prefetch_wait_s", "checks", "drafted_tokens", "accepted_tokens", "drafting_s"),
 )
 """Counts of a recorder that add up over servers."""
 _MEANS = {

@@ -10,9 +10,14 @@ from typing import Any
 import simpy
 
 from kvsim.costs.cost_model import CostModel, HostLink
+from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import device_named
+from kvsim.costs.draft_price import DraftPrice, head_share
 from kvsim.costs.load_profile import load_profile
+from kvsim.costs.memory_settings import Engine
+from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.profile import Profile
+from kvsim.costs.under_load import Host
 from kvsim.errors import Divergence, NoTimes, UserError, counted, no_such
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.scenario import server_defaults
@@ -21,6 +26,7 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.scenario.without_effect import without_effect
 from kvsim.simulation.arrivals import Arrivals
 from kvsim.simulation.backend import Backend
+from kvsim.simulation.drafts import Drafts
 from kvsim.simulation.prefetch import Prefetcher
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers import SCHEDULERS
@@ -28,6 +34,7 @@ from kvsim.simulation.schedulers.base import ENDLESS
 from kvsim.simulation.server import Server
 from kvsim.simulation.time_breakdown import TimeBreakdown
 from policies import (
+    Kernel,
     PluginError,
     Policy,
     PolicyFactory,
@@ -139,7 +146,32 @@ def cost_model(scenario: Scenario, profile: Profile) -> CostModel:
     # A page of each layer's K, and one of its V.
     map_page_s = machine.map_page_us * 1e-6 * 2 * scenario.model.shape.n_layers
     device = None if machine.device is None else device_named(machine.device)
-    return CostModel(profile, link, scenario.cell_bytes, map_page_s, device)
+    drafts = scenario.speculation.tokens if scenario.speculation.on else 0
+    return CostModel(profile, link, scenario.cell_bytes, map_page_s, device, drafts)
+
+
+def draft_price(scenario: Scenario, kernel: Kernel, price: PassPrice) -> DraftPrice | None:
+    """What drafting costs where ``price`` is of the model's passes; None if it takes none. Raises ``UserError``."""
+    section, machine = scenario.speculation, scenario.machine
+    if section.method == "ngram":
+        return None
+    if section.share is not None:
+        return DraftPrice(price, section.share)
+    if section.method != "draft-model":
+        return DraftPrice(price, head_share(scenario.model.name, machine.weights))
+    if section.model is not None:
+        if machine.device is None:
+            raise UserError(
+                f"{scenario.name}: speculation.model: times of {section.model} are known on devices alone; give "
+                "machine.device, or speculation.profile or share"
+            )
+        engine: Engine = "vllm" if scenario.server.scheduler == "vllm" else "llamacpp"
+        profile = load_profile(find_profile(section.model, machine.device, tp=machine.tensor_parallel, engine=engine))
+    else:
+        profile = load_profile(section.profile or "", scenario.folder)
+    # What the host adds to a step it adds once.
+    profile = profile.model_copy(update={"host": Host(seconds=0.0, source="nothing")})
+    return DraftPrice(CostModel(profile).pass_price(kernel))
 
 
 def ledger_for(scenario: Scenario, policy: Policy, costs: CostModel) -> TimeBreakdown:
@@ -260,6 +292,16 @@ def server_of(
     name = scenario.server.scheduler
     make = SCHEDULERS.get(name) or server_defaults.SCHEDULERS.added(name)
     scheduler = make(scenario, policy, backend, recorder)
+    if scenario.speculation.on:
+        if policy.forgets or policy.unbounded:
+            raise UserError(
+                f"{scenario.name}: speculation: {policy.name} has dropped tokens before drafts are rejected"
+            )
+        if policy.chunks is not None:
+            raise UserError(f"{scenario.name}: speculation: not together with chunks in host memory (cache.host_cells)")
+        if backend.price is None:
+            raise UserError(f"{scenario.name}: speculation: drafts are predicted, not run; leave it out")
+        scheduler.use_drafts(Drafts(scenario, draft_price(scenario, policy.kernel, backend.price), recorder))
     prefetcher = Prefetcher(env, scenario.server.prefetch, policy, backend, recorder)
     if recorder.watches:
         recorder.cache(env.now, policy.usage())

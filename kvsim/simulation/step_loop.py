@@ -178,7 +178,11 @@ class StepLoop:
         scheduler.started.clear()
         if waited_s:
             recorder.waited(waited_s)
-        return Advance(1, self._run_batches(step, batches, now, waited_s), refusal)
+        ended_s = self._run_batches(step, batches, now, waited_s)
+        drafting_s = scheduler.drafting_s(step) if refusal is None else 0.0
+        if drafting_s:
+            recorder.drafting(drafting_s)
+        return Advance(1, ended_s + drafting_s, refusal)
 
     def _run_batches(
         self, step: Sequence[Chunk], batches: Sequence[MicroBatch], now: float, waited_s: float = 0.0

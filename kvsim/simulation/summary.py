@@ -200,5 +200,13 @@ def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict
             "most_bytes": None if held is None else held.most_bytes,
             "limit_bytes": None if held is None else held.limit_bytes or None,
         },
+        "speculation": {
+            "drafts": recorder.checks,
+            "drafted_tokens": recorder.drafted_tokens,
+            "accepted_tokens": recorder.accepted_tokens,
+            "wasted_tokens": recorder.drafted_tokens - recorder.accepted_tokens,
+            "tokens_per_draft": 1 + recorder.accepted_tokens / recorder.checks if recorder.checks else None,
+            "drafting_s": recorder.drafting_s,
+        },
         "forward_passes": recorder.forward_passes,
     }

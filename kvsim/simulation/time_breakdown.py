@@ -18,7 +18,9 @@ terms of its price say (``kvsim/costs/pass_price.py``), and each term is put dow
   preemption to the next slot, and what was computed once more after it;
 - ``prefix``: prompt tokens computed although an earlier request had computed the same beginning;
 - ``transfers``: copies to and from the host tier, and waiting for them, in a slot or before;
-- ``mapping``: mapping pages of virtual memory before a pass.
+- ``mapping``: mapping pages of virtual memory before a pass;
+- ``drafting``: passes of a drafter, and what the drafted tokens of all requests add to the model's passes, apart from
+  attention.
 
 Tokens that are computed once more, or might have been found, are charged the difference that they make to the pass;
 if a pass has no other tokens of the request, they are charged all of it.
@@ -51,6 +53,7 @@ CAUSES = (
     "prefix",
     "transfers",
     "mapping",
+    "drafting",
 )
 """Causes, in the order of the columns of ``TimeBreakdown.table``, where each ends in ``_s``."""
 
@@ -64,6 +67,7 @@ rotations; copies to and from the host tier; mapping pages of virtual memory."""
 _WAITS = ("queueing", "cells", "steps")
 """The causes that are not of a pass with the request in a slot."""
 _OWN, _BATCH, _CONTEXT, _HOLES, _COMPACTION, _FAILURES, _PREFIX, _TRANSFERS = range(8)
+_DRAFTING = 9
 _BLOCK = 16
 """Tokens in a block of text by which shared prefixes are recognised, where cells do not come in blocks."""
 
@@ -129,7 +133,7 @@ class TimeBreakdown:
     def forward(self, work: PassReads) -> None:
         """A forward pass has been run."""
         n, chunks, now = work.tokens, work.chunks, self._pass
-        price, extra = self._price.regime(n, chunks), self._count_off(n)
+        price, extra = self._price.regime_of(work), self._count_off(n)
         useful, holes = self._price.attention_of(work, runs_are_holes=self._pieces_are_holes)
         moves = transfers = mapping = 0.0
         for reads, group in zip(work.groups, self._groups, strict=True):
@@ -139,23 +143,28 @@ class TimeBreakdown:
                 moves += before.shift_s
                 transfers += before.transfers_s
                 mapping += before.mapping_s
-        matrix, pieces, first_s = price.matrix_s(n), price.chunks_s(chunks), price.chunks_s(1)
+        matrix, first_s = price.matrix_s(n), price.chunks_s(1)
+        pieces = price.chunks_s(chunks, price.drafts_in(work))
         waited_s, self._waited_s = self._waited_s, 0.0
         base_s = price.base_s + price.waits_s(price.base_s + pieces + matrix + useful + holes)
         self._terms.add((base_s + pieces, matrix, useful, holes, moves, transfers, mapping, extra, waited_s))
         self._wait = 0 if len(self._by_slot) >= self._slots else 1 if self.short_of_cells else 2
         self._waits_s[self._wait] += base_s + pieces + matrix + useful + holes + moves + transfers + mapping
         base = 0.0 if extra else base_s
-        all_but_attention = base + matrix + pieces
-        now[:] = (0.0, all_but_attention, useful, holes, moves, base_s - base, 0.0, transfers, mapping)
+        all_but_attention, checking = base + matrix + pieces, 0.0
+        if drafts := price.drafts_in(work):
+            undrafted = base + price.matrix_s(n - drafts) + price.chunks_s(chunks)
+            all_but_attention, checking = min(undrafted, all_but_attention), max(all_but_attention - undrafted, 0.0)
+        now[:] = (0.0, all_but_attention, useful, holes, moves, base_s - base, 0.0, transfers, mapping, checking)
         placed = [*work.beside, *[Chunk(row.seq, row.length - row.n, row.n) for row in work.rows]]
         ones = [chunk.seq for chunk in placed if chunk.n == 1]
-        now[ones, _OWN] = one = base + price.matrix_s(1) + first_s
-        now[ones, _BATCH] = max(all_but_attention - one, 0.0)
+        # A few tokens more can take less time, where a device cuts its work into tiles.
+        now[ones, _OWN] = one = min(base + price.matrix_s(1) + first_s, all_but_attention)
+        now[ones, _BATCH] = all_but_attention - one
         for seq, start, tokens, _ in placed:
             if tokens > 1:
-                now[seq, _OWN] = own = base + price.matrix_s(tokens) + first_s
-                now[seq, _BATCH] = max(all_but_attention - own, 0.0)
+                now[seq, _OWN] = own = min(base + price.matrix_s(tokens) + first_s, all_but_attention)
+                now[seq, _BATCH] = all_but_attention - own
             if seq in self._watched:
                 self._look(self._watched[seq], now[seq], start, tokens, price)
         self._spent += now
@@ -164,6 +173,11 @@ class TimeBreakdown:
         """A step waited for copies, or for copies that were on their way."""
         self._spent[:, _TRANSFERS] += seconds
         self._waited_s += seconds
+        self._waits_s[self._wait] += seconds
+
+    def drafted(self, seconds: float) -> None:
+        """The drafter ran beside the last pass."""
+        self._spent[:, _DRAFTING] += seconds
         self._waits_s[self._wait] += seconds
 
     def idled(self, start_s: float, seconds: float) -> None:

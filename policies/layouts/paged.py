@@ -69,6 +69,9 @@ class PagedOptions:
     """How much room a sequence that starts must leave for those that run."""
     conservativeness: float = 1.0
     """With ``admission`` "expected": the larger, the more room is expected to be needed."""
+    drops_last_found: bool = False
+    """The last block that is found of a prefix is computed again: a drafter reads what the model computes in it (vLLM's
+    EAGLE and MTP)."""
     host_cells: int = 0
     """Cells of a tier in host memory: for what is evicted or exported, or under ``vllm``, for chunks."""
     offload_order: OffloadOrder = "lru"
@@ -192,6 +195,7 @@ class PagedPolicy(Policy):
             watermark=self._watermark,
             max_tokens=config.max_tokens,
             most_blocks=n_blocks if window is None else most_blocks_in_window(window, config.n_ubatch, block_size),
+            drops_last_found=options.drops_last_found,
         )
         """Says which chunks find room, and gives them theirs."""
         one_run = one_run and self.kernel == "sliced"
@@ -271,6 +275,19 @@ class PagedPolicy(Policy):
         """
         return self.admission.reserve(chunk, whole, waits, lookahead, in_flight, known)
 
+    def reserve_with_drafts(
+        self,
+        chunk: Chunk,
+        lookahead: int,
+        *,
+        whole: int = 0,
+        waits: bool = False,
+        in_flight: int = 0,
+        known: int | None = None,
+    ) -> bool:
+        """Take blocks for the tokens behind the chunk as well, which are not cached."""
+        return self.reserve(chunk, whole=whole, waits=waits, in_flight=in_flight, known=known, lookahead=lookahead)
+
     def compose_ahead(self, steps: int) -> None:
         """Cache the blocks that decode steps fill a step later; of a window, keep what each step in flight sees."""
         self.blocks.lag = 1
@@ -320,6 +337,10 @@ class PagedPolicy(Policy):
         if start <= gone:
             raise Unsupported(f"{self.name}: what comes before position {gone} has been given up")
         self.blocks.truncate(table, start)
+
+    def take_back(self, seq: int, start: int) -> None:
+        """Leave the blocks with the sequence, as vLLM does, and count what they hold anew."""
+        self.blocks.take_back(self.tables[seq], start)
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
         """Share the blocks; a sequence that then writes to a shared block gets a copy of it first."""

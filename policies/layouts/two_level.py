@@ -291,6 +291,19 @@ class TwoLevelPolicy(Policy):
         """Take blocks of all kinds up to the end of the chunk, or none."""
         return self._reserve_step([chunk], whole, waits, in_flight, known)
 
+    def reserve_with_drafts(
+        self,
+        chunk: Chunk,
+        lookahead: int,
+        *,
+        whole: int = 0,
+        waits: bool = False,
+        in_flight: int = 0,
+        known: int | None = None,
+    ) -> bool:
+        """Take blocks for the tokens behind the chunk as well."""
+        return self._reserve_step([chunk], whole, waits, in_flight, known, lookahead)
+
     def _reserve_step(
         self,
         step: Sequence[Chunk],
@@ -298,12 +311,14 @@ class TwoLevelPolicy(Policy):
         waits: bool = False,
         in_flight: int = 0,
         known: int | None = None,
+        lookahead: int = 0,
     ) -> bool:
         """Take blocks of all kinds for the chunks that have not got theirs, or none; arguments as in ``Admission``."""
         admissions = [part.admission for part in self.parts]
         step = [chunk for chunk in step if not admissions[0].is_reserved(chunk)]
         try:
-            needs = [admission.need(step, whole, in_flight) for admission in admissions]
+            longer = [chunk._replace(n=chunk.n + lookahead) for chunk in step] if lookahead else step
+            needs = [admission.need(longer, whole, in_flight) for admission in admissions]
         except OutOfCells:
             return False
         memory, later = self.pages, [0] * len(needs)
@@ -318,7 +333,7 @@ class TwoLevelPolicy(Policy):
         for admission, memory.held_back in zip(admissions, later, strict=True):
             for chunk in step:
                 memory.taker = chunk.seq
-                if not admission.reserve(chunk, 0, False, 0, in_flight, known):
+                if not admission.reserve(chunk, 0, False, lookahead, in_flight, known):
                     raise AssertionError(f"{self.name}: pages that were counted are not there")
         return True
 
@@ -353,6 +368,11 @@ class TwoLevelPolicy(Policy):
             self._rule.leave(seq)
         for part in reversed(self.parts):  # Those with a window may refuse, and come last.
             part.free(seq, start, stop)
+
+    def take_back(self, seq: int, start: int) -> None:
+        """Leave the blocks with the sequence."""
+        for part in self.parts:
+            part.take_back(seq, start)
 
     def can_truncate(self, seq: int, n: int) -> int:
         """All ``n`` tokens, or 0 if blocks behind a window have been given up."""

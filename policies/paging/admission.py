@@ -16,7 +16,7 @@ class Admission:
     """Looks prefixes up in the cache, and takes blocks for chunks that fit.
 
     ``watermark``: blocks that a waiting sequence must leave free. ``most_blocks``: the most that one sequence holds at
-    once.
+    once. ``drops_last_found``: the last block that is found of a prefix is not used.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class Admission:
         watermark: int,
         max_tokens: int,
         most_blocks: int,
+        drops_last_found: bool = False,
     ):
         self._name = name
         self._blocks = blocks
@@ -38,6 +39,7 @@ class Admission:
         self.most_blocks = most_blocks
         self._in_sight = None if blocks.window is None else blocks_in_sight(blocks.window, blocks.block_size)
         """Blocks in a row that must be found for a window."""
+        self._drops_last_found = drops_last_found
         self._found: dict[int, list[int]] = {}
         """What ``match`` found for a sequence that has not reserved yet: blocks, ``~slot`` for those in the host tier,
         and ``NULL`` for those before a window."""
@@ -55,13 +57,14 @@ class Admission:
         """The cached blocks that a text begins with, in the pool or the host tier; for a window, as in ``trailing``."""
         if content.private and self._in_sight is None and self._pool.hides_private:
             return []  # What no other sequence says is cached without a key.
-        keys = content.lookup_keys(self._blocks.block_size, tokens)
+        keys, drops = content.lookup_keys(self._blocks.block_size, tokens), int(self._drops_last_found)
         if self._in_sight is not None:
-            return self._pool.trailing(keys, self._in_sight)
-        found = self._pool.leading(keys)
-        if self._host is not None:
-            self._host.continue_prefix(found, keys)
-        return found
+            found = self._pool.trailing(keys, self._in_sight + drops)
+        else:
+            found = self._pool.leading(keys)
+            if self._host is not None:
+                self._host.continue_prefix(found, keys)
+        return found[:-1] if drops else found
 
     def found(self, seq: int) -> list[int]:
         """The blocks that ``match`` found last for the sequence; ``~slot`` for those in the host tier."""

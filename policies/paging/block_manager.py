@@ -190,6 +190,14 @@ class BlockManager:
             self.occupancy.partially_visible.add(table.blocks[-1])
             self._recount(table.blocks[-1])
 
+    def take_back(self, table: BlockTable, n: int) -> None:
+        """Keep the first ``n`` tokens of a table, and all of its blocks; no other sequence has those behind."""
+        size, occupancy = self.block_size, self.occupancy
+        if occupancy.up_to_date:
+            for at in range(n // size, blocks_for(int(table.length), size)):
+                occupancy.set_to(table.blocks[at], max(n - at * size, 0))
+        table.length, table.reserved = n, 0
+
     def release(self, table: BlockTable, keep: int) -> None:
         """Give up all blocks of a table but the first ``keep``, the last of them first.
 

@@ -34,6 +34,7 @@ CAUSES: dict[str, str] = {
     "prefix": "prompt tokens that an earlier request had computed",
     "transfers": "copies to and from the host",
     "mapping": "mapping pages",
+    "drafting": "drafting, and checking drafts",
     "machine": "the machine: measured minus predicted",
 }
 """The causes that a request's time is attributed to, with descriptions.

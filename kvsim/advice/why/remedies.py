@@ -305,6 +305,16 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
             parameter="page_tokens",
         ),
     ),
+    "drafting": (
+        Remedy(
+            "draft fewer tokens, or none while so many requests run",
+            "kvsim recommend {scenario} --draft-tokens 0,1,2,4",
+            (
+                _llama("--spec-draft-n-max N, lower", year=2026),
+                _vllm("--speculative-config with a lower num_speculative_tokens"),
+            ),
+        ),
+    ),
     "machine": (
         Remedy(
             "find out what else runs on these cores, stop it, and measure again",

@@ -41,6 +41,8 @@ class VllmCache:
     watermark: float = 0.0
     window: int | None = None
     tail_only: bool = False
+    drops_last_found: bool = False
+    """Of a cached prefix the last block is computed again, for a drafter."""
     chunks: Record | None = None
     """What host memory holds beside the steps, where there is any: ``offload`` of a recording's header."""
 
@@ -57,6 +59,7 @@ class VllmCache:
             watermark=float(header.get("watermark", 0.0)),
             window=whole_number(header, "window") if "window" in header else None,
             tail_only=header.get("retention") == 0,
+            drops_last_found=header.get("speculation", {}).get("method") in ("eagle", "mtp"),
             chunks=header.get("offload"),
         )
 
@@ -69,6 +72,7 @@ class VllmCache:
             max_tokens=self.max_tokens,
             block_size=self.block_size,
             watermark=self.watermark,
+            drops_last_found=self.drops_last_found,
         )
         built = policy(
             f"vllm {_VERSION}",

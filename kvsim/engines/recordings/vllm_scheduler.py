@@ -11,6 +11,7 @@ from kvsim.engines.recordings.replay import Replay, State, ZeroTimeBackend
 from kvsim.engines.recordings.vllm_blocks import UNBOUNDED, PolicyStates, VllmCache, crc, recorded_state
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.simulation.drafts import Drafts
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.offloading import Offloading, Part, StepCopies
@@ -158,21 +159,50 @@ class _DrivenAsyncOffloading(_DrivenOffloading, AsyncOffloadingVllm):
     """The offloading scheduler with asynchronous steps; the replay calls ``collect``."""
 
 
+class _RecordedDrafts(Drafts):
+    """What was drafted and accepted in a recorded step."""
+
+    def __init__(self, scenario: Scenario):
+        super().__init__(scenario, None, Recorder())
+        self.accepted: dict[str, int] = {}
+        """By request."""
+        self._next: dict[str, int] | None = None
+
+    def follow(self, record: Record) -> None:
+        """Draft and accept as in a record's step."""
+        self.accepted = {name: accepted for name, _, accepted in record.get("drafts", ())}
+        self._next = dict(record["next"]) if "next" in record else None
+
+    def propose(self, job: Job, most: int) -> int:
+        """What was drafted behind the step; as much as is asked for where that is not recorded."""
+        return most if self._next is None else self._next.get(f"r{job.request.id}", 0)
+
+    def verify(self, job: Job, drafted: int, *, hopeless: bool = False) -> int:
+        """What was accepted of a draft in the step."""
+        return min(self.accepted.get(f"r{job.request.id}", 0), drafted)
+
+
 class _StepReplay(Replay):
     """Performs steps on the simulator's scheduler over the paged policy."""
 
-    def __init__(self, cache: VllmCache, server: dict[str, Any], *, asynchronous: bool):
-        """``server``: keys of ``[server]``."""
+    def __init__(
+        self, cache: VllmCache, server: dict[str, Any], *, asynchronous: bool, speculation: Record | None = None
+    ):
+        """``server``: keys of ``[server]``; ``speculation``: the method, and the tokens of a draft."""
         policy = self._policy = cache.build(_CallLog)
         policy.calls, policy.name_of = [], {}
         table = {"scheduler": "vllm", "async_scheduling": asynchronous, **server}
         cells = {"cells": policy.groups[0].cells, "prefix_cache": cache.caching}
-        scenario = load_scenario({"server": table, "cache": cells})
+        drafts = {} if speculation is None else {**speculation, "acceptance": 0.0, "share": 1.0}
+        scenario = load_scenario({"server": table, "cache": cells, "speculation": drafts})
         if cache.chunks is None:
             kind = _DrivenAsync if asynchronous else _Driven
         else:
             kind = _DrivenAsyncOffloading if asynchronous else _DrivenOffloading
         self._scheduler = kind(scenario, policy, cache.max_tokens)
+        self._drafts = _RecordedDrafts(scenario)
+        if speculation is not None:
+            self._scheduler.use_drafts(self._drafts)
 
 
 class SchedulerReplay(_StepReplay):
@@ -195,9 +225,12 @@ class SchedulerReplay(_StepReplay):
             "reserve_full": bool(effective["reserve_full"]),
             "order": header.get("policy", "fcfs"),
         }
-        super().__init__(cache, server, asynchronous=asynchronous)
+        speculation = header.get("speculation")
+        super().__init__(cache, server, asynchronous=asynchronous, speculation=speculation)
         self._states = PolicyStates(self._policy)
         self._jobs: dict[str, Job] = {}
+        if speculation is not None:
+            self.era += f", drafts of {speculation['tokens']} tokens ({speculation['method']})"
 
     def perform(self, record: Record) -> tuple[State, State]:
         """Perform one step: arrivals and cancellations, the schedule, and the outcome of the oldest step in flight."""
@@ -213,6 +246,9 @@ class SchedulerReplay(_StepReplay):
         tables = {chunk.seq: list(policy.tables[chunk.seq].blocks) for chunk in step}
         of = {chunk.seq: names[policy.tables[chunk.seq].content] for chunk in step}
         emitting = [of[chunk.seq] for chunk in step if chunk.start + chunk.n >= self._jobs[of[chunk.seq]].tokens]
+        self._drafts.follow(record)
+        checked = [(of[chunk.seq], _drafted(self._jobs[of[chunk.seq]], chunk)) for chunk in step]
+        drafts = [[name, n, self._drafts.accepted.get(name, 0)] for name, n in checked if n > 0]
         scheduler.take_step(step)
         if isinstance(scheduler, AsyncVllm):
             while len(scheduler.flights) >= self._depth:
@@ -226,6 +262,7 @@ class SchedulerReplay(_StepReplay):
             "run": [names[job.content] for job in scheduler.running],
             "wait": [names[job.content] for job in scheduler.waiting],
             **({"calls": calls} if "calls" in record else {}),
+            **({"drafts": drafts} if "drafts" in record else {}),
             **copied,
         }
         recorded = recorded_state({"fin": [], **record}, tuple(ours))
@@ -397,6 +434,11 @@ def _text(source: int | str) -> int:
     if isinstance(source, str):
         return _ANSWERS + int(source.removeprefix("out:"))
     return source
+
+
+def _drafted(job: Job, chunk: Chunk) -> int:
+    """The drafted tokens in a chunk; of a request that has ended, it is not known yet that it has."""
+    return chunk.n - 1 if job.ended else chunk.start + chunk.n - job.tokens
 
 
 def _numbers(jobs: Sequence[Job]) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
+from kvsim.simulation.drafts import Drafts
 from kvsim.simulation.job import FailureKind, Job, Status
 from kvsim.simulation.recorder import Recorder
 from policies import Chunk, HostCopy, OutOfCells, Policy, SequencePlan
@@ -79,6 +80,14 @@ class Scheduler(Protocol):
         """At least so many steps pass, beside the one that has been taken, before any request ends; 0: unknown."""
         ...
 
+    def use_drafts(self, drafts: Drafts) -> None:
+        """Have tokens drafted from now on, and check them."""
+        ...
+
+    def drafting_s(self, step: Sequence[Chunk]) -> float:
+        """Seconds that the drafter takes beside the composed step, which has been placed and not committed."""
+        ...
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SchedulerBase(ABC):
@@ -97,6 +106,9 @@ class SchedulerBase(ABC):
         self.ended: list[Job] = []
         self.rule: PlacementRule | None = None
         self.waits_for_room = False
+        self._drafts: Drafts | None = None
+        self._drafts_beyond = 0
+        """Drafted tokens for which a sequence may have cells beyond the end of its answer."""
         self._copies_s = 0.0
 
     @property
@@ -116,6 +128,28 @@ class SchedulerBase(ABC):
 
     def use_rule(self, rule: PlacementRule | None) -> None:  # noqa: B027  (a scheduler may decline)
         """Decline: every sequence stays in the chunks."""
+
+    def use_drafts(self, drafts: Drafts) -> None:
+        """Have tokens drafted."""
+        self._drafts = drafts
+
+    def drafting_s(self, step: Sequence[Chunk]) -> float:
+        """None: nothing is drafted."""
+        return 0.0
+
+    def _accepted(self, job: Job, *, hopeless: bool = False) -> int:
+        """Drafted tokens of a job that its last chunk has checked, and that are accepted; the others are taken back.
+
+        ``hopeless``: as in ``Drafts.verify``.
+        """
+        drafted, drafts = job.computed - job.tokens, self._drafts
+        if drafted <= 0 or drafts is None:
+            return 0
+        accepted = drafts.verify(job, drafted, hopeless=hopeless)
+        if accepted < drafted:
+            job.computed -= drafted - accepted
+            self._policy.take_back(job.slot, job.computed)
+        return accepted
 
     def decode_only_steps(self) -> int:
         """The most steps that rows may take before the scheduler must be asked; by default without a limit."""
@@ -159,9 +193,10 @@ class SchedulerBase(ABC):
         if plan is None or plan.content is not job.content:
             request, context = job.request, self._context
             prompt = request.prompt_tokens - job.discarded
-            final = min(prompt + request.output_tokens - 1, context)
+            beyond = self._drafts_beyond
+            final = min(prompt + request.output_tokens - 1 + beyond, context)
             limit = request.max_output_tokens
-            most = context if limit is None else min(prompt + limit - 1, context)
+            most = context if limit is None else min(prompt + limit - 1 + beyond, context)
             plan = job.plan = SequencePlan(prompt, most, final, job.content, request.id, kind=request.kind)
         return plan
 
@@ -219,6 +254,8 @@ class SchedulerBase(ABC):
         job.status, job.finished_s = status, now
         self.ended.append(job)
         self._recorder.finish(job)
+        if self._drafts is not None:
+            self._drafts.forget(job)
 
 
 _by_admission = attrgetter("admission")

@@ -45,8 +45,19 @@ class SlotServer(SlotTasks):
 
     def use_rule(self, rule: PlacementRule | None) -> None:
         """Let slots that only generate be rows, if a batch always has room for all of them."""
-        if rule is not None and len(self.slots) < self._n_batch:
+        if rule is not None and len(self.slots) < self._n_batch and self._drafts is None:
             self._decoding = DecodingSlots(self.slots, rule, self._steps_to_end)
+
+    def drafting_s(self, step: Sequence[Chunk]) -> float:
+        """The drafter runs for each further token over the slots that get it, and over the step itself."""
+        drafts = self._drafts
+        if drafts is None or not drafts.costs or not step:
+            return 0.0
+        jobs = [self.slots[chunk.seq].job for chunk in step]
+        checking = [chunk for chunk, job in zip(step, jobs, strict=True) if job is not None and job.prefilled]
+        longest = max([chunk.n for chunk in checking], default=1)
+        further = [[(1, chunk.start + at) for chunk in checking if chunk.n > at] for at in range(1, longest)]
+        return drafts.seconds([(chunk.n, chunk.start + chunk.n) for chunk in step], further)
 
     def _steps_to_end(self, job: Job) -> int:
         return self._steps_left(job, self._context - 1)
@@ -106,15 +117,17 @@ class SlotServer(SlotTasks):
             self.rule = None
 
     def _new_batch(self, now: float) -> list[Chunk]:
-        """One token for each generating slot that is no row, then prompts in order of slots."""
+        """One token, and what is drafted behind it, for each generating slot that is no row, then prompts in order of
+        slots."""
         room, decoding = self._n_batch, self._decoding
         beside = self.slots.beside
         if decoding is not None:
             decoding.join_ready(beside)
             room -= len(decoding)
             beside = self.slots.beside
-        batch = [Chunk(slot.id, slot.job.computed, 1) for slot in beside if slot.job is not None and slot.job.prefilled]
-        room -= len(batch)
+        generating = [(slot.id, slot.job) for slot in beside if slot.job is not None and slot.job.prefilled]
+        batch = [Chunk(number, job.computed, 1 + self._draft(job)) for number, job in generating]
+        room -= sum([chunk.n for chunk in batch])
         for slot in self._prompts_in_order(beside):
             job = slot.job
             if room <= 0:
@@ -124,6 +137,14 @@ class SlotServer(SlotTasks):
             batch.append(Chunk(slot.id, job.computed, min(job.tokens - job.computed, room)))
             room -= batch[-1].n
         return batch
+
+    def _draft(self, job: Job) -> int:
+        """Tokens that are drafted for a generating job: no more than it lacks beside its next one, and its slot holds
+        with two to spare."""
+        if self._drafts is None:
+            return 0
+        lacking = job.request.output_tokens - job.generated
+        return self._drafts.propose(job, min(lacking - 1, self._context - job.computed - 2))
 
     def _prompts_in_order(self, busy: Sequence[Slot]) -> Sequence[Slot]:
         """Slots in the order in which their prompts are computed, from busy ones by number."""
@@ -184,8 +205,10 @@ class SlotServer(SlotTasks):
             job = slot.job
             assert job is not None, "a chunk ran for an empty slot"
             job.computed += chunk.n
-            if job.computed == job.tokens:
-                self._emit_token(job, now)
+            accepted = 0 if self._drafts is None or not job.prefilled else self._accepted(job)
+            if job.computed == job.tokens + accepted:
+                for _ in range(1 + accepted):
+                    self._emit_token(job, now)
                 ready.append(slot)
         ready.sort(key=_number)
         for slot in ready:
@@ -220,6 +243,12 @@ class SlotServer(SlotTasks):
         self._limit //= 2
         if self._limit < tried:
             self._recorder.split(tried - run)
+        if self._drafts is not None:  # A draft in two pieces could not be checked: here it is dropped.
+            jobs = self.slots.all
+            self._pending = deque(
+                chunk._replace(n=1) if (job := jobs[chunk.seq].job) is not None and job.prefilled else chunk
+                for chunk in self._pending
+            )
 
     def _fail_all(self, reason: OutOfCells, now: float, error: str, *, empties: bool) -> None:
         """Fail every request in a slot; ``empties``: and empty the slots."""

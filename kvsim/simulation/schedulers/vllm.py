@@ -10,6 +10,7 @@ from typing import Any, Final
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
+from kvsim.simulation.drafts import Drafts
 from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import ENDLESS, DecodingJobs, SchedulerBase, no_progress
@@ -170,11 +171,30 @@ class Vllm(SchedulerBase):
         """Whether no request can be admitted until one ends, or a row gives room back."""
         self._shortest_wait = _UNLIMITED
         """At most the steps that any of the waiting requests still takes."""
+        self._draft_slots = self._lookahead = 0
+        """As ``slots`` and ``lookahead`` of ``Drafts``."""
+        self._padded: set[Job] = set()
+        """Requests that are admitted with drafts which say nothing, so that all sequences have as many tokens."""
 
     def use_rule(self, rule: PlacementRule | None) -> None:
         """Let requests that only decode be rows from now on."""
-        if rule is not None:
+        if rule is not None and self._drafts is None:
             self._running.use_rule(rule)
+
+    def use_drafts(self, drafts: Drafts) -> None:
+        """Check drafts from now on, each in one chunk with the token before it; no request is a row any more."""
+        super().use_drafts(drafts)
+        self._draft_slots, self._lookahead = drafts.slots, drafts.lookahead
+        self._drafts_beyond = drafts.tokens + drafts.lookahead
+
+    def drafting_s(self, step: Sequence[Chunk]) -> float:
+        """The drafter runs over the step, and then for each further token over all sequences that are in it."""
+        drafts = self._drafts
+        if drafts is None or not drafts.costs or not step:
+            return 0.0
+        ends = [chunk.start + chunk.n for chunk in step]
+        further = [[(1, end + at) for end in ends] for at in range(1, drafts.tokens)]
+        return drafts.seconds([(chunk.n, chunk.start + chunk.n) for chunk in step], further)
 
     def submit(self, job: Job, now: float) -> None:
         """Fail what could never be served; queue all other requests."""
@@ -187,7 +207,9 @@ class Vllm(SchedulerBase):
         self._shortest_wait = min(self._shortest_wait, self._steps_left(job, self._context - 1) + 1)
 
     def steps_to_next_end(self) -> int:
-        """By the output tokens that requests lack: vLLM ends none before."""
+        """By the output tokens that requests lack: vLLM ends none before, unless drafts are accepted."""
+        if self._drafts is not None:
+            return 0
         running, found = self._running, _UNLIMITED
         others = running.jobs
         if running.decoding is not None:
@@ -300,7 +322,7 @@ class Vllm(SchedulerBase):
     def _serve_others(self, step: dict[int, Chunk], left: int) -> int | None:
         """Add chunks for the jobs beside the rows; the tokens left, or None if one finds no room."""
         for job in self._running.others:
-            n = min(self._outstanding(job), self._most_of_one, left, self._limit - job.computed)
+            n = min(self._outstanding(job), self._most_of_one, left, self._room(job))
             if n > 0:
                 chunk = Chunk(job.slot, job.computed, n)
                 if not self._reserve(job, chunk):
@@ -311,11 +333,11 @@ class Vllm(SchedulerBase):
 
     def _serve_running(self, step: dict[int, Chunk]) -> bool:
         """Add a chunk for each running request; False if one had to be preempted."""
-        budget, at, preempted = self._budget, 0, False
+        budget, at, preempted, slots = self._budget, 0, False, self._draft_slots
         running = self._running.jobs
-        while at < len(running) and budget > 0:
+        while at < len(running) and budget > slots:
             job = running[at]
-            n = min(self._outstanding(job), self._most_of_one, budget, self._limit - job.computed)
+            n = min(self._outstanding(job), self._most_of_one, budget - slots, self._room(job))
             if n <= 0:
                 at += 1
                 continue
@@ -323,7 +345,7 @@ class Vllm(SchedulerBase):
             while not self._reserve(job, chunk):
                 victim = max(running, key=self._last_to_stay)
                 if victim.slot in step:
-                    budget += step.pop(victim.slot).n
+                    budget += step.pop(victim.slot).n + slots
                     at -= 1
                 preempted = True
                 self._recorder.held_back(True)
@@ -332,17 +354,19 @@ class Vllm(SchedulerBase):
                     break
             else:
                 step[job.slot] = chunk
-                budget -= n
+                budget -= n + slots
                 at += 1
         self._left = budget
         return not preempted
 
     def _admit_waiting(self, step: dict[int, Chunk], now: float) -> None:
         """Add chunks for waiting requests, in order, until one finds no room."""
-        budget, policy, running = self._left, self._policy, self._running
-        if budget > 0 and running.free_slots:
+        budget, policy, running, slots = self._left, self._policy, self._running, self._draft_slots
+        if budget > slots and running.free_slots:
             self.waiting.arrange()
-        while budget > 0 and running.free_slots and (job := self._next_waiting()) is not None:
+        pads = self._drafts is not None and not any(map(self._is_prefilling, map(running.by_slot.__getitem__, step)))
+        served = bool(step)
+        while budget > slots and running.free_slots and (job := self._next_waiting()) is not None:
             slot, others_run = running.free_slots[-1], bool(running.jobs)
             plan, swapped, tokens = self._plan(job), job.exported is not None, job.tokens
             if job.generated:
@@ -359,31 +383,56 @@ class Vllm(SchedulerBase):
                 held, job.exported = job.exported.tokens, None
             else:
                 held = policy.match(slot, job.content, tokens)
-            n = min(tokens - held, self._most_of_one)
-            if n > budget:
+            n, padded = tokens - held, False
+            if pads and n == 1 and (served or held) and self._drafts is not None:
+                padded = held + 1 + self._drafts.tokens <= self._limit
+                n += self._drafts.tokens if padded else 0
+                if padded and n > budget - slots:
+                    return
+            n = min(n, self._most_of_one)
+            if n > budget - slots:
                 if not self._chunked and not swapped:
                     return
-                n = budget
+                n = budget - slots
             chunk = Chunk(slot, held, n)
             policy.open(slot, plan)
             whole = tokens if self._reserve_full else 0
-            if policy.can_reserve and not policy.reserve(chunk, whole=whole, waits=others_run):
+            if policy.can_reserve and not self._reserve_first(chunk, tokens, whole, others_run):
                 policy.free(slot)
                 self._recorder.held_back(True)
                 return
             self.waiting.remove(job)
             running.admit(job)
             self._start(slot, job, held, now)
+            if padded:
+                self._padded.add(job)
             step[slot] = chunk
-            budget -= n
+            budget -= n + slots
+
+    def _is_prefilling(self, job: Job) -> bool:
+        """Whether a running job has more to compute than its newest token."""
+        return not job.generated or job.computed < job.tokens - 1
 
     def _outstanding(self, job: Job) -> int:
-        """Tokens of a running job that are still to be composed."""
-        return job.tokens - job.computed
+        """Tokens of a running job that are still to be composed, those drafted among them."""
+        return job.tokens - job.computed + job.drafted
+
+    def _room(self, job: Job) -> int:
+        """Tokens that a running job's sequence has room for beyond those that are computed."""
+        return self._limit - job.computed
 
     def _reserve(self, job: Job, chunk: Chunk) -> bool:
         """Set room aside for a chunk of a running job."""
-        return self._policy.reserve(chunk)
+        if self._drafts is None:
+            return self._policy.reserve(chunk)
+        return self._policy.reserve_with_drafts(chunk, self._lookahead, known=job.tokens)
+
+    def _reserve_first(self, chunk: Chunk, known: int, whole: int, waits: bool) -> bool:
+        """Set room aside for the first chunk of a job, of which so many tokens are known; the others as in
+        ``Policy.reserve``."""
+        if self._drafts is None:
+            return self._policy.reserve(chunk, whole=whole, waits=waits)
+        return self._policy.reserve_with_drafts(chunk, self._lookahead, whole=whole, waits=waits, known=known)
 
     def _next_waiting(self) -> Job | None:
         """The waiting request to be admitted next."""
@@ -399,17 +448,32 @@ class Vllm(SchedulerBase):
         for chunk in step:
             job = running.by_slot[chunk.seq]
             job.computed += chunk.n
+            accepted = 0 if self._drafts is None or job.ended else self._checked(job)
             if job.computed > job.furthest:
                 job.furthest, progressed = job.computed, True
-            if job.computed == job.tokens and not job.ended:
-                full = self._emit_token(job, now)
-                # Unlike llama-server, vLLM also counts the token that was only just generated.
-                full = full or (job.tokens == self._context and not self._policy.unbounded)
-                if job.generated == job.request.output_tokens or full:
-                    self._finish(job, now)
+            if job.computed == job.tokens + accepted and not job.ended:
+                self._emit(job, 1 + accepted, now)
         self._count_step(progressed, now)
         if running.others:
             running.join_ready(lambda job: self._steps_left(job, self._context - 1), self._last_tokens)
+
+    def _checked(self, job: Job) -> int:
+        """Drafted tokens that a job's last chunk has checked and that are accepted; the next ones are drafted."""
+        padded = job in self._padded
+        self._padded.discard(job)
+        return self._accepted(job, hopeless=padded)
+
+    def _emit(self, job: Job, outputs: int, now: float) -> None:
+        """Emit output tokens of a job, until it ends; what is drafted behind its end is dropped."""
+        for _ in range(outputs):
+            full = self._emit_token(job, now)
+            # Unlike llama-server, vLLM also counts the token that was only just generated.
+            full = full or (job.tokens == self._context and not self._policy.unbounded)
+            if job.generated == job.request.output_tokens or full:
+                self._finish(job, now)
+                return
+        if self._drafts is not None:
+            job.drafted = self._drafts.propose(job, self._drafts.tokens)
 
     def _finish(self, job: Job, now: float) -> None:
         """End a request that has all its output, or all that its sequence has room for."""
@@ -431,6 +495,8 @@ class Vllm(SchedulerBase):
         if job.exported is None:
             self._policy.will_return(job.slot)
         self._running.remove(job)
+        job.drafted = 0
+        self._padded.discard(job)
         self._policy.note_preemption()
         self._put_off(job)
         self._requeue(job)

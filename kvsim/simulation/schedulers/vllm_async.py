@@ -24,8 +24,8 @@ class _Part(NamedTuple):
 
     job: Job
     tokens: int
-    samples: bool
-    """Whether an output token comes out of it."""
+    outputs: int
+    """Output tokens that come out of it: none, or one and the drafts that are accepted."""
     ends: bool
     """Whether that is the job's last one."""
     preemptions: int
@@ -42,6 +42,8 @@ class _InFlight:
     """Output tokens that come out of them (vLLM's ``num_output_placeholders``)."""
     beyond: int = 0
     """Outputs among them that come after the job's last one, and will be dropped."""
+    rejected: int = 0
+    """Drafts among the tokens that will be rejected."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -56,6 +58,7 @@ class AsyncVllm(Vllm):
       may be the one that is preempted. That it will end, by its number of tokens, is known ahead;
     - a block can be found by others one step later, when it is known what its tokens say;
     - a window moves on one step later, since the step that runs still reads what is behind it;
+    - a sequence takes cells as if all drafts that the running step checks were accepted;
     - where nothing could be composed ahead, the next step is composed when the one that runs has ended.
 
     Here a step is composed when it starts, with what was known one step earlier; all decisions are the same, in the
@@ -111,7 +114,7 @@ class AsyncVllm(Vllm):
     def collect(self) -> None:
         """See the outcome of the oldest step in flight: let ended requests go, and let new blocks be found."""
         in_flight, decoding = self._in_flight, self._running.decoding
-        for job, tokens, samples, ends, preemptions in self.flights.popleft():
+        for job, tokens, outputs, ends, preemptions in self.flights.popleft():
             if preemptions != job.preemptions:
                 self._land_stale(job, ends)
                 continue
@@ -119,11 +122,11 @@ class AsyncVllm(Vllm):
             if flown is None:  # The request has gone.
                 continue
             flown.tokens -= tokens
-            flown.outputs -= samples
+            flown.outputs -= outputs
             if not flown.tokens:
                 del in_flight[job]
-            if samples and (decoding is None or job not in decoding):
-                self._policy.note_known(job.slot, job.computed - flown.outputs)
+            if outputs and (decoding is None or job not in decoding):
+                self._policy.note_known(job.slot, self._known(job, flown) - 1)
             if ends:
                 in_flight.pop(job, None)
                 del self._ending[job]
@@ -185,11 +188,13 @@ class AsyncVllm(Vllm):
         """
         flown = self._in_flight.get(job)
         if flown is None:
-            return job.tokens - job.computed
+            return super()._outstanding(job)
         known, request = self._known(job, flown), job.request
         if flown.outputs and known + 1 >= request.prompt_tokens + request.output_tokens:
             return 0
-        return known + flown.outputs - job.computed
+        if job.ended and self._drafts is not None:  # Which is not known yet: with drafts, it may go on.
+            return 1 + job.drafted
+        return known + flown.outputs - job.computed + job.drafted
 
     def _known(self, job: Job, flown: _InFlight) -> int:
         """Tokens of a job of which it is known what they say."""
@@ -198,8 +203,16 @@ class AsyncVllm(Vllm):
     def _reserve(self, job: Job, chunk: Chunk) -> bool:
         flown = self._in_flight.get(job)
         if flown is None:
-            return self._policy.reserve(chunk)
-        return self._policy.reserve(chunk, in_flight=flown.tokens, known=self._known(job, flown))
+            return super()._reserve(job, chunk)
+        known = self._known(job, flown)
+        if self._drafts is None:
+            return self._policy.reserve(chunk, in_flight=flown.tokens, known=known)
+        in_flight, lookahead = flown.tokens - flown.rejected, self._lookahead + flown.rejected
+        return self._policy.reserve_with_drafts(chunk, lookahead, in_flight=in_flight, known=known)
+
+    def _room(self, job: Job) -> int:
+        flown = self._in_flight.get(job)
+        return super()._room(job) - (0 if flown is None else flown.rejected)
 
     def _next_waiting(self) -> Job | None:
         """The first waiting request of which nothing is in flight any more."""
@@ -212,25 +225,28 @@ class AsyncVllm(Vllm):
         parts = []
         for chunk in step:
             job = self._running.by_slot[chunk.seq]
-            samples, beyond = job.computed + chunk.n >= job.tokens, job.ended
-            self._launch(job, chunk.n, samples, beyond)
-            parts.append((job, chunk.n, samples, beyond))
-        self._last_tokens = {job: n for job, n, _, _ in parts}
+            samples = job.computed + chunk.n >= job.tokens
+            parts.append((job, chunk.n, samples, job.ended, job.generated, job.computed + chunk.n))
+        self._last_tokens = {part[0]: part[1] for part in parts}
         ended_before = len(self._ending)
         super()._complete(step, now)
-        ended = list(self._ending)[ended_before:]
-        flight = [_Part(job, n, samples, job in ended and not b, job.preemptions) for job, n, samples, b in parts]
+        ended, flight = list(self._ending)[ended_before:], list[_Part]()
+        for job, n, samples, beyond, generated, reached in parts:
+            outputs = 1 if samples and beyond else job.generated - generated
+            self._launch(job, n, outputs, beyond)
+            self._in_flight[job].rejected = reached - job.computed
+            flight.append(_Part(job, n, outputs, job in ended and not beyond, job.preemptions))
         own = {part.job for part in flight}
         from_rows = [job for job in ended if job not in own]
         for job in from_rows:
-            self._launch(job, 1, True, False)
-        self.flights.append([_Part(job, 1, True, True, job.preemptions) for job in from_rows] + flight)
+            self._launch(job, 1, 1, False)
+        self.flights.append([_Part(job, 1, 1, True, job.preemptions) for job in from_rows] + flight)
 
-    def _launch(self, job: Job, tokens: int, samples: bool, beyond: bool) -> None:
+    def _launch(self, job: Job, tokens: int, outputs: int, beyond: bool) -> None:
         """Count a job's part of a step that is in flight from now on."""
         flown = self._in_flight.setdefault(job, _InFlight())
         flown.tokens += tokens
-        flown.outputs += samples
+        flown.outputs += outputs
         flown.beyond += beyond
 
     def _note_steps(self) -> None:
@@ -258,8 +274,8 @@ class AsyncVllm(Vllm):
         listed = {part.job for part in flight}
         for job in jobs:
             if job not in listed:
-                self._launch(job, 1, True, False)
-                flight.append(_Part(job, 1, True, False, job.preemptions))
+                self._launch(job, 1, 1, False)
+                flight.append(_Part(job, 1, 1, False, job.preemptions))
         flight.sort(key=lambda part: part.job.admission)
 
     def _preempt(self, job: Job) -> None:
