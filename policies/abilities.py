@@ -154,7 +154,7 @@ class SavesCheckpoints:
         raise Unsupported("nothing of a sequence needs checkpoints here")
 
     def restore_checkpoint(self, seq: int, checkpoint: Checkpoint) -> None:
-        """Put back what was saved of a sequence whose first tokens are still those of then; the rest is to be freed."""
+        """Put back what was saved of a sequence whose first tokens are still those of then; the others are freed."""
         raise Unsupported("nothing of a sequence needs checkpoints here")
 
 

@@ -60,6 +60,8 @@ class Request(NamedTuple):
     kind: int = 0
     """What kind of request it is, as a server could be told: its turn in a conversation (``turn_kind``), and in a mix
     its part too; 0: unknown."""
+    user_starts: tuple[int, ...] = ()
+    """Tokens before each message of a user in the prompt, ascending, as far as a server is told of messages."""
 
     @property
     def answer(self) -> Segment:

@@ -27,7 +27,7 @@ def diagnosis_report(found: Diagnosis) -> Report:
     return Report(
         f"{found.scenario} under {found.policy}, {f'scheduler {found.scheduler}, ' if found.scheduler else ''}{counts}",
         [found.basis] if found.basis else [],
-        [line for line in (found.note, found.sentence, found.router) if line],
+        [line for line in (found.note, found.sentence, found.router, found.checkpoints) if line],
         sections=[
             Section("Late against early", tables=[contrast_table(found.over_time)]),
             Section("Slow against fast", tables=[contrast_table(found.across)]),

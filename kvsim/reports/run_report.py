@@ -13,7 +13,7 @@ from kvsim.reports.report import UNKNOWN, Column, Report, Section, Table
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
 from kvsim.scenario.without_effect import effect_lines
 from kvsim.simulation.job import FailureKind
-from kvsim.simulation.summary import failure_lines, inferred_lines, router_waits, what_serves
+from kvsim.simulation.summary import failure_lines, inferred_lines, lost_to_checkpoints, router_waits, what_serves
 
 if TYPE_CHECKING:
     from kvsim.simulation.result import Result
@@ -44,7 +44,15 @@ def run_report(result: Result) -> Report:
                 ],
                 tables=[Table("Latencies", columns, list(LATENCIES))],
             ),
-            Section(text=[*_cache(s), *_prefixes(s), *_host(s["host"]), *_drafts(s.get("speculation"))]),
+            Section(
+                text=[
+                    *_cache(s),
+                    *_prefixes(s),
+                    *_host(s["host"]),
+                    *_checkpoints(result),
+                    *_drafts(s.get("speculation")),
+                ]
+            ),
             *_cluster(s.get("cluster")),
         ],
     )
@@ -102,6 +110,16 @@ def _prefixes(s: Summary) -> list[str]:
     hits = UNKNOWN_PREFIXES if rate is None else f"{share(rate)} of the prompt tokens were in the cache already"
     again = f"{counted(s['preemptions'], 'preemption')}, {counted(s['recomputed_tokens'], 'token')} computed again"
     return [f"prefixes: {hits}; {again}"]
+
+
+def _checkpoints(result: Result) -> list[str]:
+    """How checkpoints of slots fared, where a policy has any."""
+    found = result.summary["checkpoints"]
+    if not (found["made"] or found["lost_tokens"]):
+        return []
+    made = f"checkpoints: {found['made']:,} made, {counted(found['restored'], 'prompt')} went on from one"
+    lost = lost_to_checkpoints(result.summary, result.scenario.server.ctx_checkpoints)
+    return [f"{made}; {lost}" if lost else made]
 
 
 def _host(host: Summary) -> list[str]:

@@ -234,10 +234,8 @@ class Scenario(Section):
         """The most tokens in one forward pass."""
         if self.server.scheduler == "vllm":
             return self.n_batch
-        if self.server.n_ubatch is not None:
-            return self.server.n_ubatch
-        engine = self.scheduler_engine
-        return min(_STATIC_UBATCH if engine is None else engine.n_ubatch, self.n_batch)
+        engine, stated = self.scheduler_engine, self.server.n_ubatch
+        return min(stated or (_STATIC_UBATCH if engine is None else engine.n_ubatch), self.n_batch)
 
     def cache_config(self, costs: RelativeCosts | None = None) -> CacheConfig:
         """The configuration for policies; ``costs`` are used by triggers that weigh moves against attention."""
@@ -265,6 +263,11 @@ class Scenario(Section):
     def cell_bytes(self) -> float:
         """Bytes of one cell: one token's K and V in all layers."""
         return self.model.shape.cell_bytes(self.cache.type_k, self.cache.type_v)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state of one sequence, in all layers that have one."""
+        return round(self.model.state_mib * 2**20)
 
     def build_workload(self) -> workloads.Workload:
         """Build the workload. Raises ``WorkloadError`` if a trace cannot be read."""

@@ -36,6 +36,8 @@ class ModelSection(Section):
     (``memory_shape``)."""
     add_bos_token: bool = False
     """Whether it begins each text with a token of its own, which context shifts of llama-server keep as well."""
+    state_mib: Annotated[float, Field(ge=0)] = 0.0
+    """MiB of the state of one sequence, in all layers that have one instead of K and V; for the policy ``hybrid``."""
 
     @property
     def shape(self) -> ModelShape | MemoryShape:
@@ -77,6 +79,12 @@ class ServerSection(Section):
     cache_idle_slots: bool = True
     """llama-server: whenever a request starts, what idle slots hold is saved to host memory, and with one cache for all
     they are emptied (``--cache-idle-slots``)."""
+    ctx_checkpoints: NonNegativeInt = 32
+    """llama-server, under policies with windows or states: checkpoints of each slot, from which a prompt can go on that
+    is not the same to the end (``--ctx-checkpoints``); 0: none."""
+    checkpoint_min_step: NonNegativeInt = 8192
+    """llama-server: tokens between two checkpoints, but for those near a prompt's end and before its last user message
+    (``--checkpoint-min-step``)."""
     cache_reuse: NonNegativeInt = 0
     """llama-server: the shortest run of tokens behind the common prefix that is moved and used again
     (``--cache-reuse``); 0: none is."""

@@ -15,9 +15,10 @@ _OF_VLLM = (
     *("chunked_prefill", "long_prefill_threshold", "reserve_full", "async_scheduling", "order"),
     *("longest_prefix_limit", "victim", "requeue"),
 )
+_OF_CHECKPOINTS = ("ctx_checkpoints", "checkpoint_min_step")
 _SCHEDULERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*_OF_LLAMA, "keep_idle_slots"), _LLAMA),
-    **dict.fromkeys(("cache_ram", "cache_idle_slots"), TODAYS_SERVERS),
+    **dict.fromkeys(("cache_ram", "cache_idle_slots", *_OF_CHECKPOINTS), TODAYS_SERVERS),
     **dict.fromkeys(_OF_VLLM, ("vllm",)),
     "slot_prompt_similarity": ("llama-server", EARLY_SERVER),
     "n_ubatch": (*_LLAMA, "static"),
@@ -66,6 +67,8 @@ def _of_server(scenario: Scenario) -> Iterator[str]:
         yield from ("server.n_keep", "server.n_discard")
     if not server.cache_ram:
         yield "server.cache_idle_slots"
+    if not server.ctx_checkpoints:
+        yield "server.checkpoint_min_step"
     if server.order != "longest-prefix":
         yield "server.longest_prefix_limit"
     if server.order == "priority":
@@ -96,6 +99,8 @@ def _of_abilities(scenario: Scenario, preset: Preset, policy: Policy) -> Iterato
         yield "server.reserve_full"
     if server.order in of_prefixes and not (cache.prefix_cache and "prefix_cache" in preset.parameters):
         yield from () if cache.policy == "radix-tree" else ("server.order",)
+    if not policy.saves_checkpoints:
+        yield from (f"server.{key}" for key in _OF_CHECKPOINTS)
     if not policy.can_export:
         yield from ("server.cache_ram", "server.cache_idle_slots")
     if "page_tokens" not in preset.parameters:

@@ -85,6 +85,13 @@ class Recorder:
         """Whole sequences that were copied back."""
         self.host_copy_s = 0.0
         """Seconds that the server spent on these copies."""
+        self.checkpoints_made = 0
+        self.checkpoints_restored = 0
+        """Prompts that went on from a checkpoint."""
+        self.checkpoint_lost_tokens = 0
+        """Tokens that slots held of their prompts, and that were computed again since no checkpoint was near enough."""
+        self.checkpoint_spared_tokens = 0
+        """Tokens among them that a checkpoint at a message of a user would have spared."""
         self.prefetched_cells = 0
         self.prefetch_wait_s = 0.0
         """Seconds that steps waited for prefetches under way."""
@@ -147,6 +154,15 @@ class Recorder:
         self.load_wait_s += seconds
         if self._time_breakdown is not None:
             self._time_breakdown.loaded(job, seconds)
+
+    def found_checkpoint(self, held: int, found: int, message: int) -> None:
+        """Of ``held`` tokens that a slot had of its prompt, a checkpoint lets it use ``found``, 0 if there is none.
+
+        ``message``: tokens before the last message of a user that begins within ``held``.
+        """
+        self.checkpoints_restored += found > 0
+        self.checkpoint_lost_tokens += held - found
+        self.checkpoint_spared_tokens += max(message - found, 0)
 
     def held_back(self, by_cells: bool) -> None:
         """Whether the next request in the queue, if there is one, was not admitted for want of cells."""
@@ -305,6 +321,8 @@ _COUNTS = (
     *("mapped_pages", "compactions", "context_shifts", "preemptions", "recomputed_tokens", "prefix_looked_up"),
     *("prefix_found", "to_host_cells", "from_host_cells", "host_saves", "host_loads", "host_copy_s"),
     *("prefetched_cells", "prefetch_wait_s", "checks", "drafted_tokens", "accepted_tokens", "drafting_s"),
+    *("checkpoints_made", "checkpoints_restored"),
+    *("checkpoint_lost_tokens", "checkpoint_spared_tokens"),
 )
 """Counts of a recorder that add up over servers."""
 _MEANS = {

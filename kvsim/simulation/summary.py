@@ -156,6 +156,25 @@ def router_waits(cluster: Mapping[str, Any]) -> str:
     )
 
 
+def lost_to_checkpoints(summary: Mapping[str, Any], ctx_checkpoints: int) -> str:
+    """What was computed again since no checkpoint was near enough, and which flag spares it; empty if nothing was."""
+    found = summary["checkpoints"]
+    lost, spared = found["lost_tokens"], found["spared_tokens"]
+    if not lost:
+        return ""
+    said = (
+        f"{counted(lost, 'prompt token')} that slots held had to be computed again, since no checkpoint was near enough"
+    )
+    if not ctx_checkpoints:
+        return f"{said}: there were none (--ctx-checkpoints 32)"
+    rest = "no flag: checkpoints are made at messages of a user and near the end of a prompt"
+    if not spared:
+        return f"{said}, which is mended by {rest}"
+    each = "all of them" if spared == lost else f"{spared:,} of them"
+    more = "" if spared == lost else f", the others by {rest}"
+    return f"{said}; --checkpoint-min-step 0, with --ctx-checkpoints as many as there are messages, spares {each}{more}"
+
+
 def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict[str, Any]:
     """The figures of a run, ready for JSON: times in seconds, None where there is no figure.
 
@@ -207,6 +226,12 @@ def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict
             "wasted_tokens": recorder.drafted_tokens - recorder.accepted_tokens,
             "tokens_per_draft": 1 + recorder.accepted_tokens / recorder.checks if recorder.checks else None,
             "drafting_s": recorder.drafting_s,
+        },
+        "checkpoints": {
+            "made": recorder.checkpoints_made,
+            "restored": recorder.checkpoints_restored,
+            "lost_tokens": recorder.checkpoint_lost_tokens,
+            "spared_tokens": recorder.checkpoint_spared_tokens,
         },
         "forward_passes": recorder.forward_passes,
     }

@@ -80,6 +80,11 @@ class StateMemory:
             if seqs:
                 self._taken_back[min(seqs)] = 0
 
+    def see(self, seq: int, position: int) -> None:
+        """Let a sequence's state see its tokens up to a position, if there are any that it has not seen."""
+        if position > self.last_position(seq):
+            self.place([Chunk(seq, position, 1)])
+
     def remove(self, seq: int, start: int, stop: int) -> bool:
         """Take positions ``[start, stop)`` from a sequence; False, and nothing changes, where its state has seen them.
 

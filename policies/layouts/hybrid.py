@@ -20,6 +20,13 @@ from policies.policy import CacheConfig, Kernel
 from policies.vocabulary import Cells, Checkpoint, Chunk, Exported, HostCopy, MicroBatch, Unsupported
 
 
+class EqualPartsRule(StreamRule):
+    """Leaves steps with chunks beside the rows to ``allocate``, which makes micro-batches of equal parts."""
+
+    def _is_certain(self, chunks: Sequence[Chunk]) -> bool:
+        return not chunks and super()._is_certain(chunks)
+
+
 class HybridPolicy(MultiStreamPolicy):
     """Adds checkpoints, and a state for each sequence if the model has such layers.
 
@@ -45,6 +52,10 @@ class HybridPolicy(MultiStreamPolicy):
         if snapshots is not None:
             tail = snapshots + 1 if snapshots else 0
             self._planner = StepPlanner(self._streams, config.n_ubatch, contiguous=False, equal=True, tail=tail)
+            rule = EqualPartsRule if n_streams == 1 else StreamRule
+            self._rule = rule(self, self._streams, config.n_ubatch, contiguous=False, compacts=False)
+        self._has_rows = False
+        """Whether sequences may be rows, whose tokens their states are told of when it matters."""
         self.holds_states = snapshots is not None
         self._ends = self.ends
 
@@ -56,8 +67,15 @@ class HybridPolicy(MultiStreamPolicy):
         first, last = self._streams.ends(seq)
         if self.states is None:
             return first, last
-        state = self.states.last_position(seq)
+        state = self._state_of(seq)
         return max(first, state), min(last, state)
+
+    def _state_of(self, seq: int) -> int:
+        """The last position that a sequence's state has seen, with what it was given as a row; -1 if it has none."""
+        assert self.states is not None, "the model has states"
+        if self._has_rows:
+            self.states.see(seq, self._streams.ends(seq)[1])
+        return self.states.last_position(seq)
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Place a step; the states see each micro-batch."""
@@ -71,13 +89,18 @@ class HybridPolicy(MultiStreamPolicy):
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Take positions from all caches, or from none: raises ``Unsupported`` where a state has seen them."""
-        if self.states is not None and not self.states.remove(seq, max(start, 0), FOREVER if stop is None else stop):
-            raise Unsupported(f"{self.name}: a state cannot be taken back to before token {start} of sequence {seq}")
+        if self.states is not None:
+            if seq >= 0:
+                self._state_of(seq)
+            if not self.states.remove(seq, max(start, 0), FOREVER if stop is None else stop):
+                raise Unsupported(
+                    f"{self.name}: a state cannot be taken back to before token {start} of sequence {seq}"
+                )
         super().free(seq, start, stop)
 
     def can_truncate(self, seq: int, n: int) -> int:
         """Any beginning that windows still hold, and all that a state has seen."""
-        if self.states is not None and self.states.last_position(seq) >= n:
+        if self.states is not None and self._state_of(seq) >= n:
             return 0
         return super().can_truncate(seq, n)
 
@@ -105,10 +128,10 @@ class HybridPolicy(MultiStreamPolicy):
                 windows[group] = SavedPlaces(cells[seen], positions[seen])
         first, last = self.ends(seq)
         held = max((len(saved.positions) for saved in windows.values()), default=0)
-        return Checkpoint(first, last, held, (windows, -1 if self.states is None else self.states.last_position(seq)))
+        return Checkpoint(first, last, held, (windows, -1 if self.states is None else self._state_of(seq)))
 
     def restore_checkpoint(self, seq: int, checkpoint: Checkpoint) -> None:
-        """Put back what windows and state held; the other caches stay as they are."""
+        """Put back what windows and state held; what was placed since goes from the other caches."""
         self._end_row(seq)
         windows, state = checkpoint.state
         for group, saved in windows.items():
@@ -116,6 +139,7 @@ class HybridPolicy(MultiStreamPolicy):
             slot = self._planner.find_one(group, chunks_of(seq, saved.by_cell()))
             assert slot is not None, "the window held as much before"
             self._planner.take(group, slot)
+        self._streams.remove(seq, checkpoint.last + 1, FOREVER)
         if self.states is not None:
             self.states.restore(seq, state)
 
@@ -124,7 +148,7 @@ class HybridPolicy(MultiStreamPolicy):
         exported = super().export(seq, host)
         if exported is None or self.states is None:
             return exported
-        return exported._replace(state=(exported.state, self.states.last_position(seq)))
+        return exported._replace(state=(exported.state, self._state_of(seq)))
 
     def import_(self, seq: int, exported: Exported, *, upto: int = 0, waits: bool = False) -> tuple[HostCopy, ...]:
         """Find cells for all of it, in every cache or in none."""
@@ -141,20 +165,24 @@ class HybridPolicy(MultiStreamPolicy):
         """Share cells, and the whole state, whatever part of the sequence is asked for (as ``seq_cp``)."""
         super().copy(src, dst, start, stop)
         if self.states is not None:
+            self._state_of(src)
             self.states.copy(src, dst)
 
     def shift(self, seq: int, start: int, stop: int | None, delta: int) -> None:
         """Add to the positions, that of the state among them."""
-        super().shift(seq, start, stop, delta)
         if self.states is not None:
+            self._state_of(seq)
             self.states.shift(seq, start, FOREVER if stop is None else stop, delta)
+        super().shift(seq, start, stop, delta)
 
     def divide(self, seq: int, start: int, stop: int | None, divisor: int) -> None:
         """Divide the positions, that of the state among them."""
-        super().divide(seq, start, stop, divisor)
         if self.states is not None:
+            self._state_of(seq)
             self.states.divide(seq, start, FOREVER if stop is None else stop, divisor)
+        super().divide(seq, start, stop, divisor)
 
     def placement_rule(self) -> StreamRule | None:
-        """None with states, which see every step."""
-        return super().placement_rule() if self.states is None else None
+        """That of the cells; states see what rows were given when it matters."""
+        self._has_rows = True
+        return super().placement_rule()

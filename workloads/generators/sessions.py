@@ -105,13 +105,30 @@ class Sessions:
             for start_s, system, first, end in rows:
                 prompt = int(system_tokens[system]) if len(system_tokens) else 0
                 content = [Segment(system, 0, prompt)] if len(system_tokens) else []
-                turns = zip(users[first:end], outputs[first:end], thinks[first:end], strict=True)
-                for turn, (user, output, think_s) in enumerate(turns, 1):
+                starts: list[int] = []
+                turns = zip(
+                    users[first:end],
+                    outputs[first:end],
+                    thinks[first:end],
+                    batch.by_tool[first:end].tolist(),
+                    strict=True,
+                )
+                for turn, (user, output, think_s, by_tool) in enumerate(turns, 1):
                     # Sources count the system prompts first, then one new message for each request.
                     content.append(Segment(self.system_prompts + number, 0, user))
+                    if not by_tool:
+                        starts.append(prompt)
                     prompt += user
                     yield Request(
-                        number, start_s, prompt, output, think_s, tuple(content), session, kind=turn_kind(turn)
+                        number,
+                        start_s,
+                        prompt,
+                        output,
+                        think_s,
+                        tuple(content),
+                        session,
+                        kind=turn_kind(turn),
+                        user_starts=tuple(starts),
                     )
                     content.append(answer_of(number, output))
                     prompt += output
@@ -142,11 +159,10 @@ class Sessions:
                 thinks[waits] = thinking.exponential(self.think_s, int(waits.sum()))
                 if self.first_tokens is not None:
                     user[firsts] = self.first_tokens.draw(opening, len(firsts))
-                if tool_turns is not None:
-                    tool_turns.replace(user, thinks, later)
+                by_tool = np.zeros(total, np.bool_) if tool_turns is None else tool_turns.replace(user, thinks, later)
                 # Cut only after everything is drawn: later sessions must not depend on where this one ends.
                 kept = self._kept(opened[systems[part]], turns[part], firsts, user + output)
-                yield _SessionBatch(starts_s[part], systems[part], firsts, kept, user, output, thinks)
+                yield _SessionBatch(starts_s[part], systems[part], firsts, kept, user, output, thinks, by_tool)
 
     def _choose(self, rng: np.random.Generator, n: int) -> IntArray:
         """Draw the system prompts of ``n`` sessions by number; 0 is the most popular."""
@@ -181,13 +197,15 @@ class _ToolTurns:
         self._choices, self._waits = named_rng(seed, "turn-tools"), named_rng(seed, "turn-tool-times")
         self._results = named_rng(seed, "turn-result-lengths")
 
-    def replace(self, users: IntArray, thinks: FloatArray, later: BoolArray) -> None:
-        """Replace some messages by results of tools, in place. All have shape (turns,); ``later``: not a first turn."""
+    def replace(self, users: IntArray, thinks: FloatArray, later: BoolArray) -> BoolArray:
+        """Replace some messages by results of tools, in place, and say which. All have shape (turns,); ``later``: not a
+        first turn."""
         n = len(users)
         chosen = later & (self._choices.random(n) < self._tools.share)
         results, waits = self._tools.result_tokens.draw(self._results, n), self._waits.exponential(size=n)
         users[chosen] = results[chosen]
         thinks[chosen] = self._tools.wait_s * waits[chosen]
+        return chosen
 
 
 class _SessionBatch(NamedTuple):
@@ -206,6 +224,8 @@ class _SessionBatch(NamedTuple):
     outputs: IntArray
     thinks: FloatArray
     """Seconds before each turn."""
+    by_tool: BoolArray
+    """Whether its message is the result of a tool."""
 
 
 def _parts(turns: IntArray) -> Iterator[slice]:

@@ -147,13 +147,15 @@ def _with_history(requests: Iterable[Request]) -> Iterator[Request]:
     for request in requests:
         if request.session is not None:
             history: tuple[Segment, ...] = ()
+            starts: tuple[int, ...] = ()
             rest = request.prompt_tokens
             if before is not None and before.session == request.session and len(before.content) < _MOST_SEGMENTS:
                 more = rest - before.prompt_tokens - before.output_tokens
                 if more >= 0:
                     history, rest = (*before.content, before.answer), more
+                    starts = (*before.user_starts, request.prompt_tokens - more)
             own = (Segment(request.id, 0, rest),) if rest else ()
-            request = request._replace(content=history + own)
+            request = request._replace(content=history + own, user_starts=starts)
         before = request
         yield request
 

@@ -71,6 +71,8 @@ def _slot_flags(scenario: Scenario) -> Flags:
     usual = type(server)()
     values = {
         "--cache-reuse": (server.cache_reuse, usual.cache_reuse),
+        "--ctx-checkpoints": (server.ctx_checkpoints, usual.ctx_checkpoints),
+        "--checkpoint-min-step": (server.checkpoint_min_step, usual.checkpoint_min_step),
         "--slot-prompt-similarity": (server.slot_prompt_similarity, usual.slot_prompt_similarity),
         "--keep": (server.n_keep, usual.n_keep),
     }

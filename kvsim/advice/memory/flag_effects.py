@@ -24,6 +24,7 @@ _WITHOUT_MEMORY = {
     "--threads": "threads that compute; the times were measured with so many",
     "--defrag-thold": "cells are moved together when more than this share of them is holes",
     "--cache-reuse": "runs of at least so many tokens behind the common prefix are moved and used again",
+    "--checkpoint-min-step": "tokens between two checkpoints of a slot",
     "--slot-prompt-similarity": "a prompt goes to the slot that holds more than this share of it",
     "--keep": "the first tokens that a context shift keeps",
     "--no-cache-idle-slots": "what idle slots hold stays in its cells until they are needed",

@@ -31,6 +31,8 @@ LLAMACPP = {
     "--hf-file": ("-hff",),
     "--defrag-thold": ("-dt",),
     "--cache-reuse": (),
+    "--ctx-checkpoints": ("-ctxcp", "--swa-checkpoints"),
+    "--checkpoint-min-step": ("-cms",),
     "--slot-prompt-similarity": ("-sps",),
     "--keep": (),
     "--cache-idle-slots": (),
@@ -88,8 +90,8 @@ LLAMACPP_OTHERS = _words(
     --samplers -s --seed --ignore-eos --temp --temperature --top-k --top-p --min-p --top-nsigma --xtc-probability
     --xtc-threshold --typical --repeat-last-n --repeat-penalty --presence-penalty --frequency-penalty --dry-multiplier
     --dry-base --dry-allowed-length --dry-penalty-last-n --mirostat --mirostat-lr --mirostat-ent -l --logit-bias
-    --grammar --grammar-file -j --json-schema -jf --json-schema-file --kv-unified-per-slot -ctxcp --ctx-checkpoints
-    --swa-checkpoints -cms --checkpoint-min-step -r --reverse-prompt -sp --special --warmup --no-warmup --spm-infill
+    --grammar --grammar-file -j --json-schema -jf --json-schema-file --kv-unified-per-slot
+    -r --reverse-prompt -sp --special --warmup --no-warmup --spm-infill
     --pooling -cb --cont-batching -nocb --no-cont-batching -mm --mmproj -mmu --mmproj-url --no-mmproj --mmproj-offload
     --no-mmproj-offload -a --alias --tags --host --port --reuse-port --path --api-prefix --ui --webui --no-ui
     --no-webui --embedding --embeddings --rerank --reranking --api-key --api-key-file --ssl-key-file --ssl-cert-file

@@ -29,6 +29,8 @@ _DEFAULT_PARALLEL = 1
 
 _INSTEAD = {
     "--cache-reuse": "its llama-server reads LLAMA_ARG_CACHE_REUSE={value}",
+    "--ctx-checkpoints": "its llama-server reads LLAMA_ARG_CTX_CHECKPOINTS={value}",
+    "--checkpoint-min-step": "its llama-server reads LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT={value}",
     "--no-cache-idle-slots": "its llama-server reads LLAMA_ARG_CACHE_IDLE_SLOTS=0",
     "--swa-full": "its llama-server reads LLAMA_ARG_SWA_FULL=1",
     "--slot-prompt-similarity": "its llama-server has its own default",

@@ -26,7 +26,7 @@ from kvsim.results import results_folder
 from kvsim.scenario.scenario import Scenario, load_scenario, table_of
 from kvsim.simulation.job import FailureKind
 from kvsim.simulation.run_tables import Table
-from kvsim.simulation.summary import failure_lines, router_waits
+from kvsim.simulation.summary import failure_lines, lost_to_checkpoints, router_waits
 from policies import current_name
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class Diagnosis:
     """Whether a device computed, rather than processors."""
     router: str = ""
     """How much of the waiting another router could have spared; empty of one server."""
+    checkpoints: str = ""
+    """What was computed again for want of a checkpoint, and which flag spares it; empty if nothing was."""
     note: str = ""
     """Why this policy was chosen, if it is neither the scenario's own nor the one asked for."""
 
@@ -140,6 +142,7 @@ class Diagnosis:
             "failures": [dict(each) for each in self.failures],
             "note": self.note or None,
             "router": self.router or None,
+            "checkpoints": self.checkpoints or None,
             "diagnosis": self.sentence,
             "over_time": self.over_time.to_dict(),
             "across": self.across.to_dict(),
@@ -223,7 +226,8 @@ def diagnose(result: Result, source: str) -> Diagnosis:
     scheduler, on_device = result.scenario.server.scheduler, result.scenario.machine.device is not None
     cluster = result.summary["cluster"]
     router = "" if cluster is None else router_waits(cluster)
-    known = replace(diagnosis, router=router, basis=result.summary["basis"], host_cache=saves > 0)
+    lost = lost_to_checkpoints(result.summary, result.scenario.server.ctx_checkpoints)
+    known = replace(diagnosis, router=router, checkpoints=lost, basis=result.summary["basis"], host_cache=saves > 0)
     return replace(known, scheduler=scheduler, on_device=on_device)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from kvsim.costs.profile import MachineInfo
-from kvsim.engines.recordings.llama_server_replay import LlamaServerReplay, tokens_of
+from kvsim.engines.recordings.llama_server_replay import LlamaServerReplay, tokens_of, user_starts
 from kvsim.engines.recordings.recorded_server import ServedRequest, ServerMeta
 from kvsim.engines.recordings.recording_files import Record, whole_number
 from kvsim.engines.recordings.seen_steps import SeenRequest, seen_steps
@@ -123,7 +123,8 @@ def _workload(records: Sequence[Record], defaults: Record) -> InMemoryRequests:
         answer = record.get("output") or [record.get("answer") or 0] * output
         number, arrival_s = whole_number(record, "id", least=0), float(record["send_s"])
         content = texts.add(number, prompt, answer[:output])
-        found.append(Request(number, arrival_s, len(prompt), output, content=content, **own))
+        starts = user_starts(prompt, body.get("message_delimiters", ()))
+        found.append(Request(number, arrival_s, len(prompt), output, content=content, user_starts=starts, **own))
     return InMemoryRequests(tuple(found))
 
 

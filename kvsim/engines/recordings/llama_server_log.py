@@ -42,6 +42,7 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile(found)
 
 
+_OF_CHECKPOINT = "pos_min = {pos_min}, pos_max = {pos_max}, n_tokens = {tokens}"
 _EVENTS = (
     ("post", "new task, id = {task}/{_}, front = 0"),
     ("defer", "defer task, id = {task}"),
@@ -66,6 +67,21 @@ _EVENTS = (
     ("prompt", "new prompt, n_ctx_slot = {context}, n_keep = {n_keep}, task.n_tokens = {tokens}"),
     ("empty", "empty prompt - releasing slot"),
     ("one_at_least", "need to evaluate at least 1 token"),
+    ("look_at_checkpoint", "checking checkpoint with [{pos_min}, {pos_max}] against {thold}"),
+    ("restored_checkpoint", f"restored context checkpoint ({_OF_CHECKPOINT}, n_past = {{n_past}}, size = {{mib}} MiB"),
+    ("no_checkpoint", "forcing full prompt re-processing due to lack of cache data"),
+    (
+        "invalid_checkpoint",
+        f"erased invalidated context checkpoint ({_OF_CHECKPOINT}, n_swa = {{n_swa}}, pos_next = {{pos_next}}, "
+        "size = {mib} MiB",
+    ),
+    (
+        "close_checkpoint",
+        f"erasing context checkpoint too close to an earlier one ({_OF_CHECKPOINT}, size = {{mib}} MiB",
+    ),
+    ("old_checkpoint", f"erasing old context checkpoint ({_OF_CHECKPOINT}, size = {{mib}} MiB"),
+    ("same_checkpoint", "superseding context checkpoint at n_tokens = {tokens}"),
+    ("checkpoint", f"created context checkpoint {{number}} of {{most}} ({_OF_CHECKPOINT}, size = {{mib}} MiB"),
     ("reuse", "reusing chunk with size {tokens}, shifting KV cache [{from}, {_}) -> [{to}, {_})"),
     (
         "no_room",
@@ -97,7 +113,6 @@ _MARKS = (
 """Messages that are no events: steps and marks are made of them."""
 
 _MARK = re.compile(r"\bmirostat_ent = (\d{1,9}(?:\.\d{1,9})?)")
-_NOT_KEPT = frozenset({"checkpoints"})
 _KINDS = [(kind, template.split("{")[0], _pattern(template)) for kind, template in (*_MARKS, *_EVENTS)]
 _MARK_KINDS = frozenset(kind for kind, _ in _MARKS)
 
@@ -365,7 +380,9 @@ def _record(source: Path, line: _Line, steps: _Steps) -> Record | None:
     kind, hit = next((fit for fit in fits if fit[1]), ("", None))
     if hit is None:
         return None
-    found = {key: _value(text) for key, text in hit.groupdict().items() if key not in _NOT_KEPT}
+    found = {key: _value(text) for key, text in hit.groupdict().items()}
+    if not found.get("checkpoints", 1):
+        del found["checkpoints"]  # Only models with windows or states have any.
     slot, task = (int(speaker[2]), int(speaker[3])) if speaker[2] else (-1, -1)
     if kind == "draft":
         raise UserError(f"{source}: shows speculative decoding, which is not replayed{LIMITS}")

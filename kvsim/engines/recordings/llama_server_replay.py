@@ -13,7 +13,7 @@ from kvsim.engines.recordings.server_flags import scenario_of
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers.host_prompt_cache import MIB, STATE_HEADER, StateSize
+from kvsim.simulation.schedulers.host_prompt_cache import MIB, STATE_HEADER, StateSize, size_of_states
 from kvsim.simulation.schedulers.llama_server import LlamaServer
 from kvsim.simulation.set_up import build_policy
 from policies import Chunk, Content, OutOfCells
@@ -58,9 +58,7 @@ class LlamaServerReplay(Replay):
         self._policy = build_policy(self.scenario)
         self._scheduler = _ReplayedServer(self.scenario, self._policy, ZeroTimeBackend(), Recorder(), log=self._note)
         usual = _EARLIER_STATE_HEADER if self.era.startswith("0.5") else STATE_HEADER
-        if self._scheduler.host_cache is not None:
-            size = int(header["server"].get("state_header", usual))
-            self._scheduler.host_cache.size = StateSize(self.scenario, self._policy.groups, size)
+        self._use_sizes(header.get("model", {}), int(header["server"].get("state_header", usual)))
         self._scheduler.give_tasks = self._give_tasks
         self._defaults = header.get("body", {})
         self._sources: dict[str, list[int]] = {}
@@ -87,6 +85,20 @@ class LlamaServerReplay(Replay):
         """When the last recorded step ended."""
         self._loaded = _loaded(header["server"], self)
         self._warm_up(int(header.get("warm_up_tokens", 0)))
+
+    def _use_sizes(self, model: Mapping[str, Any], header: int) -> None:
+        """Let states have the sizes that they had in the recorded server.
+
+        ``model``: what the recording says of it; ``cell_bytes`` of a token in all ``layers`` with attention.
+        """
+        sizes = size_of_states(self.scenario, self._policy, header)
+        if "cell_bytes" in model:
+            state = model.get("state_bytes")
+            sizes = StateSize(self._policy.groups, model["cell_bytes"], model["layers"], state, header)
+            self._knows_bytes = True
+        for part in (self._scheduler.host_cache, self._scheduler.checkpoints):
+            if part is not None:
+                part.size = sizes
 
     def perform(self, record: Record) -> tuple[State, State]:
         """Take in a record; at a step, or when all slots are idle, return what was decided since the last."""
@@ -207,7 +219,8 @@ class LlamaServerReplay(Replay):
         limit = int(record["n_predict"])
         output = self._scheduler.context if limit < 0 else max(limit, 1)
         own = {key: body[key] for key in ("n_keep", "n_discard", "cache_prompt") if key in body}
-        job = Job(Request(task, came_s, len(prompt), output, **own), came_s)
+        starts = user_starts(prompt, body.get("message_delimiters", ()))
+        job = Job(Request(task, came_s, len(prompt), output, user_starts=starts, **own), came_s)
         answer = record.get("output", []) + [record["answer"]] * output
         job.content = Content((token, 0, 1) for token in [*prompt, *answer[:output]])
         return job
@@ -278,6 +291,16 @@ def tokens_of(pieces: Sequence[tuple[str, int, int]], sources: Mapping[str, Sequ
     return tokens
 
 
+def user_starts(prompt: Sequence[int], delimiters: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """Where messages of a user begin in a prompt, by the ``tokens`` of the delimiters that were sent with it."""
+    found = []
+    for at in range(len(prompt)):
+        fits = (each for each in delimiters if prompt[at : at + len(each["tokens"])] == each["tokens"])
+        if next(fits, {}).get("role") == "user":
+            found.append(at)
+    return tuple(found)
+
+
 def _rounds(events: Sequence[Record]) -> list[set[int]]:
     """The tasks taken in each round of the server's loop since a step: a round without anything to compute has none."""
     rounds: list[set[int]] = [set()]
@@ -345,7 +368,7 @@ def state_header(scenario: Scenario, records: Iterable[Mapping[str, Any]]) -> in
 
     Today's, unless only the earlier one gives the recorded sizes of the whole host cache.
     """
-    groups = build_policy(scenario).groups
+    policy = build_policy(scenario)
     held: list[tuple[list[int], float]] = []
     for record in records:
         if record.get("kind") == "host_cache":
@@ -353,7 +376,7 @@ def state_header(scenario: Scenario, records: Iterable[Mapping[str, Any]]) -> in
         elif record.get("kind") == "host_entry" and held:
             held[-1][0].append(record["tokens"])
     for header in (STATE_HEADER, _EARLIER_STATE_HEADER):
-        size = StateSize(scenario, groups, header)
+        size = size_of_states(scenario, policy, header)
         if all(float(f"{sum(map(size.of, tokens)) / MIB:.3f}") == mib for tokens, mib in held):
             return header
     return STATE_HEADER

@@ -11,6 +11,7 @@ from kvsim.scenario.scenario import Scenario, load_scenario
 def scenario_of(header: Record) -> tuple[Scenario, bool]:
     """The scenario of a recording, and whether its model is known, so that bytes can be compared.
 
+    The header's ``model`` may have the ``window`` of some layers, or the bytes of a sequence's state (``state_bytes``).
     Flags that decide nothing (threads, say) are passed over. Raises ``UserError``.
     """
     flags, _, _ = engine_flags("llamacpp", [str(flag) for flag in header["flags"]])
@@ -18,5 +19,10 @@ def scenario_of(header: Record) -> tuple[Scenario, bool]:
     keys.pop("cache__kernel", None)  # A profile that is fitted to it has the costs of the kernel that ran.
     if "cache__cells" not in keys:
         keys["cache__cells"] = int(header["server"]["n_ctx"])
-    model = model_of_file(str(header.get("model", {}).get("file", "")))
+    told = header.get("model", {})
+    if "state_bytes" in told:
+        keys |= {"cache__policy": "hybrid", "model__state_mib": told["state_bytes"] / 2**20}
+    elif "window" in told:
+        keys |= {"cache__policy": "sliding-window", "cache__window": told["window"]}
+    model = model_of_file(str(told.get("file", "")))
     return load_scenario({"model": {} if model is None else {"name": model}}, **keys), model is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,17 +13,22 @@ from kvsim.simulation.schedulers.slots import DecisionLog, no_log
 from policies import Content, Exported, Group, Policy
 from policies.cells.free_extents import FreeExtents
 
+if TYPE_CHECKING:
+    from kvsim.simulation.schedulers.context_checkpoints import ContextCheckpoint
+
 MIB = 1 << 20
 _CELLS = 1 << 40
 """Cells of the host tier, more than are ever used: what there is room for is said in bytes. Where layers have a window,
 these are fewer than the tokens of a text would take."""
 _KEPT_AT_LEAST = np.float32(0.25)
 """Share of an entry that a prompt must begin with for the entry to be brought back."""
-_PER_TOKEN, _PER_LAYER, _PER_STREAM = 12, 24, 4
+_PER_TOKEN, _PER_LAYER, _PER_STREAM, _PER_GROUP = 12, 24, 4, 12
 """Bytes of a saved state beside K and V: position and sequence of each token, types and sizes of each layer, a count
-for each stream (llama.cpp, ``llama_kv_cache::state_write``)."""
+for each stream, three for each group (llama.cpp, ``llama_kv_cache::state_write``)."""
+_PER_STATE = 20
+"""Bytes of a saved state of fixed size beside its layers (``llama_memory_recurrent::state_write``)."""
 STATE_HEADER = 28
-"""Further bytes of a saved state: by the sizes that llama-server 0.6.0-dev prints. In 0.5.0-dev they are 20."""
+"""Bytes of a saved state of one group besides: by the sizes that llama-server 0.6.0-dev prints; 20 in 0.5.0-dev."""
 
 
 def ratio(part: int, whole: int) -> np.float32:
@@ -37,28 +44,48 @@ class Entry:
     bytes: int
     cells: range
     """Cells of the host tier, by position."""
+    checkpoints: tuple[ContextCheckpoint, ...] = ()
+    """Those of the slot, which come back with it."""
     exported: Exported | None = None
     """What the policy knows of it."""
 
 
 class StateSize:
-    """Bytes of the saved state of a sequence."""
+    """Bytes of the saved state of a sequence, and of a checkpoint, which has only what cannot be rolled back."""
 
-    def __init__(self, scenario: Scenario, groups: tuple[Group, ...], header: int = STATE_HEADER):
-        """``header``: bytes of each group's header."""
-        self._header = header
-        self._cell_bytes = scenario.cell_bytes
-        self._layers = scenario.model.shape.n_layers
-        self._groups = groups
+    def __init__(
+        self,
+        groups: tuple[Group, ...],
+        cell_bytes: float,
+        layers: int,
+        state_bytes: int | None = None,
+        header: int = STATE_HEADER,
+    ):
+        """``cell_bytes``: of a token in all of the ``layers``. ``state_bytes``: of a state; None where there is none.
+        ``header``: bytes of a saved state of one group besides."""
+        self._groups, self._cell_bytes, self._layers = groups, cell_bytes, layers
+        self._header = header - _PER_GROUP
+        self._state = 0 if state_bytes is None else state_bytes + _PER_STATE
 
     def of(self, tokens: int) -> int:
         """Bytes of a sequence of that many tokens: of each cache group, what attention may still see of it."""
-        total = 0.0
-        for group in self._groups:
-            held = tokens if group.window is None else min(tokens, group.window)
-            total += held * (self._cell_bytes * group.share + _PER_TOKEN)
-            total += _PER_STREAM * group.streams + self._header
-        return round(total) + _PER_LAYER * self._layers
+        return round(sum(self._of_group(group, tokens) for group in self._groups)) + self._header + self._state
+
+    def of_checkpoint(self, window_tokens: int) -> int:
+        """Bytes of a checkpoint whose windows hold that many tokens."""
+        windows = (self._of_group(group, window_tokens) for group in self._groups if group.window is not None)
+        return round(sum(windows)) + self._header + self._state
+
+    def _of_group(self, group: Group, tokens: int) -> float:
+        held = tokens if group.window is None else min(tokens, group.window)
+        each = self._cell_bytes * group.share + _PER_TOKEN
+        return held * each + _PER_STREAM * group.streams + _PER_GROUP + _PER_LAYER * self._layers * group.share
+
+
+def size_of_states(scenario: Scenario, policy: Policy, header: int = STATE_HEADER) -> StateSize:
+    """The sizes of states that a policy saves in a scenario."""
+    state_bytes = scenario.state_bytes if policy.holds_states else None
+    return StateSize(policy.groups, scenario.cell_bytes, scenario.model.shape.n_layers, state_bytes, header)
 
 
 class HostPromptCache:
@@ -70,7 +97,7 @@ class HostPromptCache:
         self.limit_bytes = max(limit, 0) * MIB
         """0: no limit."""
         self._limit_tokens = scenario.context_cells
-        self.size = StateSize(scenario, policy.groups)
+        self.size = size_of_states(scenario, policy)
         self._log = log
         self._logs = log is not no_log
         self.bytes = 0
@@ -95,7 +122,7 @@ class HostPromptCache:
         """All entries, the oldest first."""
         return list(self._entries)
 
-    def save(self, content: Content) -> Entry | None:
+    def save(self, content: Content, checkpoints: Sequence[ContextCheckpoint] = ()) -> Entry | None:
         """Make an entry for what a slot holds, and room for it; None if it is there already or too large.
 
         The caller exports the state to the entry's cells.
@@ -109,6 +136,7 @@ class HostPromptCache:
         if any(same == n for _, same in alike):
             self._log("already_saved")
             return None
+        size += sum([checkpoint.bytes for checkpoint in checkpoints])
         if self.limit_bytes and size > self.limit_bytes:
             self._log("too_large", mib=size / MIB, limit=self.limit_bytes / MIB)
             return None
@@ -118,7 +146,7 @@ class HostPromptCache:
                 self.remove(entry)
         while self.limit_bytes and self._entries and self.bytes + size > self.limit_bytes:
             self._drop_oldest("make_room")
-        made = Entry(content, size, self._take(n))
+        made = Entry(content, size, self._take(n), tuple(checkpoints))
         self._entries[made] = None
         self._by_first.setdefault(_first(content), {})[made] = None
         self.bytes, self.tokens = self.bytes + size, self.tokens + n
@@ -167,7 +195,8 @@ class HostPromptCache:
         self._log("host_cache", prompts=len(self._entries), mib=self.bytes / MIB)
         if self._logs:
             for entry in self._entries:
-                self._log("host_entry", tokens=entry.content.n, mib=entry.bytes / MIB)
+                kept = {"checkpoints": len(entry.checkpoints)} if entry.checkpoints else {}
+                self._log("host_entry", tokens=entry.content.n, **kept, mib=entry.bytes / MIB)
 
     def _beginning_like(self, content: Content) -> list[Entry]:
         """The entries whose first token is that of a text, the oldest first."""

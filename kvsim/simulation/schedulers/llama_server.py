@@ -11,7 +11,8 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers.host_prompt_cache import Entry, HostPromptCache, ratio
+from kvsim.simulation.schedulers.context_checkpoints import ContextCheckpoints
+from kvsim.simulation.schedulers.host_prompt_cache import Entry, HostPromptCache, ratio, size_of_states
 from kvsim.simulation.schedulers.slot_server import SlotServer
 from kvsim.simulation.schedulers.slots import DecisionLog, Slot, no_log
 from policies import NOTHING, Chunk, Content, OutOfCells, Policy
@@ -34,8 +35,9 @@ class LlamaServer(SlotServer):
     that is released puts the first deferred request before all others.
 
     *An update*: contexts are shifted; a batch is one token for each generating slot, then prompts in order of slots, up
-    to ``n_batch``. It is run in pieces. Where a piece finds no room in a cache that all share, an idle slot is purged;
-    with none left ``n_batch`` is halved; at 1 every request in a slot fails.
+    to ``n_batch``, each of which ends where a checkpoint is due. It is run in pieces. Where a piece finds no room in a
+    cache that all share, an idle slot is purged; with none left ``n_batch`` is halved; at 1 every request in a slot
+    fails.
     """
 
     def __init__(
@@ -45,6 +47,11 @@ class LlamaServer(SlotServer):
         kept = scenario.server.cache_ram and policy.can_export
         self.host_cache = HostPromptCache(scenario, policy, log) if kept else None
         recorder.host_prompts = self.host_cache
+        self.checkpoints: ContextCheckpoints | None = None
+        """None where every beginning of what a slot holds can be gone on from."""
+        if policy.saves_checkpoints:
+            sizes = size_of_states(scenario, policy)
+            self.checkpoints = ContextCheckpoints(scenario, policy, recorder, sizes, log)
         self._unified = scenario.unified
 
     def on_out_of_cells(self, reason: OutOfCells, now: float) -> None:
@@ -98,7 +105,7 @@ class LlamaServer(SlotServer):
 
     def _save(self, slot: Slot, cache: HostPromptCache) -> bool:
         """Save what an idle slot holds to the host cache; False if it holds nothing, or nothing new."""
-        entry = cache.save(slot.content)
+        entry = cache.save(slot.content, slot.checkpoints)
         if entry is None:
             return False
         entry.exported = exported = self._policy.export(slot.id, entry.cells)
@@ -116,9 +123,11 @@ class LlamaServer(SlotServer):
         except OutOfCells:
             self._log("clear", slot=slot.id, tokens=slot.content.n)
             slot.content, slot.kept = NOTHING, False
+            slot.checkpoints.clear()
             return
         self._copied(copies)
         slot.content, slot.kept = entry.content, True
+        slot.checkpoints = [*entry.checkpoints]
         if self._leaves(entry, prompt):
             cache.remove(entry)
 
@@ -135,6 +144,17 @@ class LlamaServer(SlotServer):
                 self._clear(slot)
 
     # Versions of the loop's parts
+
+    def _usable(self, slot: Slot, job: Job, held: int) -> int:
+        if self.checkpoints is None:
+            return super()._usable(slot, job, held)
+        held = self.checkpoints.usable(slot, job, held)
+        return self._without_last(slot, job, held)
+
+    def _piece(self, slot: Slot, job: Job, room: int) -> int:
+        if self.checkpoints is None:
+            return super()._piece(slot, job, room)
+        return self.checkpoints.piece(slot, job, room)
 
     def _launched(self) -> None:
         """Save what idle slots hold (``--cache-idle-slots``)."""

@@ -134,7 +134,7 @@ class SlotServer(SlotTasks):
                 break
             if job is None or job.prefilled or not (slot.begun or self._begin(slot, job, now)):
                 continue
-            batch.append(Chunk(slot.id, job.computed, min(job.tokens - job.computed, room)))
+            batch.append(Chunk(slot.id, job.computed, self._piece(slot, job, room)))
             room -= batch[-1].n
         return batch
 
@@ -145,6 +145,10 @@ class SlotServer(SlotTasks):
             return 0
         lacking = job.request.output_tokens - job.generated
         return self._drafts.propose(job, min(lacking - 1, self._context - job.computed - 2))
+
+    def _piece(self, slot: Slot, job: Job, room: int) -> int:
+        """How many tokens of its prompt a slot puts into a batch that has room for so many."""
+        return min(job.tokens - job.computed, room)
 
     def _prompts_in_order(self, busy: Sequence[Slot]) -> Sequence[Slot]:
         """Slots in the order in which their prompts are computed, from busy ones by number."""
@@ -169,6 +173,7 @@ class SlotServer(SlotTasks):
         discard = self._shift_discards(asked or left // 2, left)
         self._log("shift", slot=slot.id, job=job, n_keep=keep, n_left=left, n_discard=discard)
         slot.truncated = True
+        slot.checkpoints.clear()
         if discard == 0:
             return
         self._policy.free(slot.id, keep, keep + discard)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from kvsim.simulation.schedulers.base import DecodingJobs, SchedulerBase
 from policies import NOTHING, Chunk, Content, Policy
 from policies.compiled import mypyc_attr
 from policies.placement.rule import PlacementRule
+
+if TYPE_CHECKING:
+    from kvsim.simulation.schedulers.context_checkpoints import ContextCheckpoint
 
 
 class DecisionLog(Protocol):
@@ -55,6 +58,8 @@ class Slot:
     """Tokens at the end of the content that were to be run when their request failed, and have no cells."""
     last_used: int = -1
     """Value of a counter when the slot was last released; -1 before."""
+    checkpoints: list[ContextCheckpoint] = field(default_factory=list)
+    """What was saved of what it holds, under policies of which a part cannot be rolled back; the oldest first."""
 
     def take(self, job: Job, prompt: Content) -> None:
         """Hold a job, whose prompt the server has not begun with."""
@@ -371,14 +376,23 @@ class SlotTasks(SchedulerBase):
             held = slot.content.common_prefix(slot.prompt)
             if self._scenario.server.cache_reuse and self._policy.can_shift and slot.content.n:
                 held = self._reuse(slot, held)
-        if held == slot.prompt.n:
-            self._log("one_at_least", slot=slot.id, job=job)
-            held -= 1
-        held = self._policy.can_truncate(slot.id, held) if held else 0
+        held = self._usable(slot, job, held)
         if slot.kept:
             self._policy.free(slot.id, held)
         slot.content, slot.kept = slot.prompt.head(held), held > 0
         return held
+
+    def _usable(self, slot: Slot, job: Job, held: int) -> int:
+        """With how many of the first ``held`` tokens of its prompt, which its slot holds, a request can go on."""
+        held = self._without_last(slot, job, held)
+        return self._policy.can_truncate(slot.id, held) if held else 0
+
+    def _without_last(self, slot: Slot, job: Job, held: int) -> int:
+        """One token less where all of a prompt is there: it is computed for what comes after it."""
+        if held < slot.prompt.n:
+            return held
+        self._log("one_at_least", slot=slot.id, job=job)
+        return held - 1
 
     def _caches(self, job: Job) -> bool:
         """Whether a request uses what its slot holds."""
@@ -419,3 +433,4 @@ class SlotTasks(SchedulerBase):
         if slot.kept:
             self._policy.free(slot.id)
         slot.content, slot.kept, slot.uncomputed = NOTHING, False, 0
+        slot.checkpoints.clear()

@@ -57,6 +57,7 @@ def test_plan_starts_from_the_same_defaults():
         ({"server__n_batch": 100}, (100, 100)),
         ({"server__n_ubatch": 64}, (2048, 64)),
         ({"server__n_batch": 256, "server__n_ubatch": 128}, (256, 128)),
+        ({"server__n_batch": 64, "server__n_ubatch": 128}, (64, 64)),
         ({"cache__cells": 1000}, (1000, 512)),  # llama.cpp's n_batch is at most n_ctx.
         ({"server__scheduler": "vllm"}, (2048, 2048)),
         ({"server__scheduler": "vllm", "server__n_batch": 64, "server__n_ubatch": 32}, (64, 64)),

@@ -51,6 +51,8 @@ OTHER: dict[str, Any] = {
     "server.cache_ram": 0,
     "server.cache_idle_slots": False,
     "server.cache_reuse": 1,
+    "server.ctx_checkpoints": 0,
+    "server.checkpoint_min_step": 3,
     "server.slot_prompt_similarity": 0.9,
     "server.keep_idle_slots": False,
     "server.chunked_prefill": False,

@@ -68,7 +68,7 @@ def test_a_sequence_that_is_put_back_to_wait_leaves_both_caches_of_a_sliding_win
 
 CROWDED = (
     *("contiguous", "fill-holes", "full-compaction", "adaptive", "threshold-compaction", "idle-compaction"),
-    *("llama.cpp-b4666", "llama.cpp-b6975", "streams", "sliding-window", "prompt-decode-regions"),
+    *("llama.cpp-b4666", "llama.cpp-b6975", "streams", "sliding-window", "hybrid", "prompt-decode-regions"),
     *("paged", "vllm", "paged-window", "growing", "ring"),
 )
 

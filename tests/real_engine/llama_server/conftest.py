@@ -13,10 +13,45 @@ from kvsim.model.engine_shapes import gguf_path
 from tests.real_engine.llama_server.client import send
 from tests.real_engine.llama_server.server import NAMED, running, version
 from tests.real_engine.llama_server.traffic import SCENARIOS, Scenario
+from tests.real_engine.llamacpp.models import (
+    HYBRID_LAYERS,
+    STATE_NUMBERS,
+    TINY,
+    write_hybrid,
+    write_recurrent,
+    write_windowed,
+)
 
 SERVER = Path(named).resolve() if (named := os.environ.get(NAMED)) else None
+WINDOW = 64
+"""Tokens that the windowed model looks back in half of its layers."""
 LIMIT_S = 150.0
 """How long a server may take to load the model, and again to answer; a few seconds are usual."""
+_CELL_BYTES = 2 * 2 * TINY["n_kv_heads"] * TINY["d_head"]
+"""Bytes of a token in one layer of a tiny model, in f16."""
+_HYBRID_LAYERS = HYBRID_LAYERS // 2
+SHAPES = {
+    "smollm2": {},
+    "windowed": {"window": WINDOW, "cell_bytes": TINY["n_layers"] * _CELL_BYTES, "layers": TINY["n_layers"]},
+    "hybrid": {
+        "cell_bytes": _HYBRID_LAYERS * _CELL_BYTES,
+        "layers": _HYBRID_LAYERS,
+        # Two tensors in each layer, of which an LFM2 leaves one empty; each with its type and the size of a row.
+        "state_bytes": _HYBRID_LAYERS * (4 * STATE_NUMBERS + 2 * 12),
+    },
+    "recurrent": {"state_bytes": 0},
+}
+"""What recordings say of a model's caches, by its name."""
+
+
+def _model(name: str, folder: Path) -> Path:
+    """The file of a model, which tiny ones are written into."""
+    write = {
+        "hybrid": write_hybrid,
+        "recurrent": write_recurrent,
+        "windowed": lambda path: write_windowed(path, WINDOW),
+    }
+    return write[name](folder / f"{name}.gguf") if name in write else Path(gguf_path(name))
 
 
 @dataclass(frozen=True)
@@ -46,14 +81,14 @@ def run(request, tmp_path_factory):
     scenario = request.param()
     folder = tmp_path_factory.mktemp(scenario.name)
     log, flags = folder / "server.log", ["-t", "1", *scenario.flags]
-    model = Path(gguf_path("smollm2"))
+    model = _model(scenario.model, folder)
     with running(SERVER, model, flags, log, LIMIT_S) as port:
         send(port, scenario.phases, LIMIT_S)
     meta = {
         "name": scenario.name,
         "flags": flags,
         "server": {"version": version(SERVER)},
-        "model": {"file": model.name, "bytes": model.stat().st_size},
+        "model": {"file": model.name, "bytes": model.stat().st_size, **SHAPES[scenario.model]},
     }
     records = recording(read_log(log), scenario.requests, meta)
     path = folder / f"{scenario.name}.jsonl.gz"
