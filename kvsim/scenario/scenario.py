@@ -264,11 +264,6 @@ class Scenario(Section):
         """Bytes of one cell: one token's K and V in all layers."""
         return self.model.shape.cell_bytes(self.cache.type_k, self.cache.type_v)
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the state of one sequence, in all layers that have one."""
-        return round(self.model.state_mib * 2**20)
-
     def build_workload(self) -> workloads.Workload:
         """Build the workload. Raises ``WorkloadError`` if a trace cannot be read."""
         return self.workload.build_limited(self.seed, self.folder)

@@ -36,13 +36,22 @@ class ModelSection(Section):
     (``memory_shape``)."""
     add_bos_token: bool = False
     """Whether it begins each text with a token of its own, which context shifts of llama-server keep as well."""
-    state_mib: Annotated[float, Field(ge=0)] = 0.0
-    """MiB of the state of one sequence, in all layers that have one instead of K and V; for the policy ``hybrid``."""
+    state_mib: Annotated[float, Field(ge=0)] | None = None
+    """MiB of the state of one sequence, in all layers that have one instead of K and V; by default as llama.cpp keeps
+    that of the model, in 32 bits. For the policy ``hybrid``."""
 
     @property
     def shape(self) -> ModelShape | MemoryShape:
         """The shape of the model."""
         return _shape(self.name)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state of one sequence; 0 of a model without."""
+        if self.state_mib is not None:
+            return round(self.state_mib * 2**20)
+        groups = self.shape.states if isinstance(self.shape, MemoryShape) else ()
+        return sum(4 * group.layers * sum(group.state.numbers()) for group in groups if group.state is not None)
 
 
 class ServerSection(Section):

@@ -297,6 +297,8 @@ def server_of(
             raise UserError(
                 f"{scenario.name}: speculation: {policy.name} has dropped tokens before drafts are rejected"
             )
+        if policy.holds_states:
+            raise UserError(f"{scenario.name}: speculation: {policy.name} has states, which are not rolled back here")
         if policy.chunks is not None:
             raise UserError(f"{scenario.name}: speculation: not together with chunks in host memory (cache.host_cells)")
         if backend.price is None:

@@ -84,7 +84,7 @@ class StateSize:
 
 def size_of_states(scenario: Scenario, policy: Policy, header: int = STATE_HEADER) -> StateSize:
     """The sizes of states that a policy saves in a scenario."""
-    state_bytes = scenario.state_bytes if policy.holds_states else None
+    state_bytes = scenario.model.state_bytes if policy.holds_states else None
     return StateSize(policy.groups, scenario.cell_bytes, scenario.model.shape.n_layers, state_bytes, header)
 
 

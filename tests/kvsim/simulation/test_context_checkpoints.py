@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvsim.errors import UserError
 from kvsim.simulation.run import run
 from kvsim.simulation.summary import lost_to_checkpoints
 from tests.kvsim.simulation.stories import says, tell
@@ -84,6 +85,18 @@ def test_their_bytes_count_in_the_host_cache():
     requests = [asks(0, (1, 0, 40), users=(0, 20)), asks(1, (2, 0, 40), users=(0, 20))]
     kept = [tell(hybrid(server__cache_ram=limit, model__state_mib=1.0), requests) for limit in (3, 6)]
     assert [story.recorder.host_saves for story in kept] == [0, 1]
+
+
+def test_a_state_is_as_large_as_the_models_unless_stated():
+    assert scenario(model__name="lfm2-1.2b").model.state_bytes == 10 * 4 * 4096
+    assert scenario(model__name="lfm2-1.2b", model__state_mib=2.0).model.state_bytes == 2 << 20
+    assert scenario().model.state_bytes == 0
+
+
+def test_drafts_are_refused_since_states_are_not_rolled_back():
+    world = hybrid(speculation={"method": "ngram", "acceptance": 0.5}, workload__requests=2)
+    with pytest.raises(UserError, match="hybrid has states, which are not rolled back here"):
+        run(world)
 
 
 def test_windows_have_checkpoints_too():
