@@ -27,6 +27,7 @@ COMPILED = [
     "kvsim.simulation.backend",
     "kvsim.simulation.cluster.cluster",
     "kvsim.simulation.cluster.replica",
+    "kvsim.simulation.cluster.routing",
     "kvsim.simulation.cluster.routers.prefix_tree",
     "kvsim.simulation.job",
     "kvsim.simulation.recorder",

@@ -114,7 +114,7 @@ class SweepResult:
         """How many servers there are behind which routers, where there are several."""
         found: dict[str, list[int]] = {}
         for cluster in (point.scenario.cluster for point in self.plan.points if point.scenario is not None):
-            found.setdefault(cluster.router, []).append(cluster.size)
+            found.setdefault(cluster.behind, []).append(cluster.size)
         return tuple(
             servers_behind(max(sizes), router, least=min(sizes)) for router, sizes in found.items() if max(sizes) > 1
         )

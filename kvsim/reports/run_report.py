@@ -13,7 +13,14 @@ from kvsim.reports.report import UNKNOWN, Column, Report, Section, Table
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
 from kvsim.scenario.without_effect import effect_lines
 from kvsim.simulation.job import FailureKind
-from kvsim.simulation.summary import failure_lines, inferred_lines, lost_to_checkpoints, router_waits, what_serves
+from kvsim.simulation.summary import (
+    failure_lines,
+    inferred_lines,
+    link_waits,
+    lost_to_checkpoints,
+    router_waits,
+    what_serves,
+)
 
 if TYPE_CHECKING:
     from kvsim.simulation.result import Result
@@ -68,6 +75,7 @@ def _quantile(summary: Summary, latency: str, key: str) -> float | None:
 
 _OF_SERVERS = [
     Column("server", "number"),
+    Column("role", "role"),
     Column("device", "device"),
     Column("requests", "requests", whole),
     Column("tokens computed", "computed_tokens", whole, "prompt tokens that were not in the cache, and output tokens"),
@@ -85,10 +93,10 @@ def _cluster(cluster: Summary | None) -> list[Section]:
     if cluster is None:
         return []
     rows = [{"number": number, **server} for number, server in enumerate(cluster["servers"], 1)]
-    columns = [c for c in _OF_SERVERS if c.value != "device" or any(row["device"] for row in rows)]
+    columns = [c for c in _OF_SERVERS if c.value not in ("device", "role") or any(row.get(c.value) for row in rows)]
     even = cluster["most_over_mean"]
     text = [] if even is None else [f"the busiest server computed {even:.2f} times the mean's tokens"]
-    text += filter(None, [router_waits(cluster)])
+    text += filter(None, [router_waits(cluster), link_waits(cluster)])
     return [Section(tables=[Table("Servers", columns, rows, at_most=16)], text=text)]
 
 

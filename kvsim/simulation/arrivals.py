@@ -62,6 +62,8 @@ class Inbox:
         self._closed = False
         self._waits = False
         """Whether the server waits for an arrival."""
+        self._called = False
+        """Whether it shall look again although nothing has arrived."""
         self._news = env.event()
         self.script: list[Turn] = []
 
@@ -77,6 +79,11 @@ class Inbox:
         self._closed = True
         self._wake()
 
+    def call(self) -> None:
+        """Something has happened that a server without work must see."""
+        self._called = True
+        self._wake()
+
     def next(self, busy: bool, began_s: float, idle: IdleWork) -> Wait:
         """All that has arrived by now; until something has, do one slice of idle work after another."""
         env, slices = self._env, 0
@@ -88,7 +95,7 @@ class Inbox:
             slices, began_s = slices + 1, began
             yield env.timeout(seconds)
         since = env.now
-        while not busy and not self._jobs:
+        while not busy and not self._jobs and not self._called:
             if self._closed:
                 return None
             self._waits, self._news = True, env.event()
@@ -115,6 +122,7 @@ class Inbox:
 
     def take(self) -> Sequence[Job]:
         """All that has arrived by now."""
+        self._called = False
         if not self._jobs:
             return ()
         jobs, self._jobs = self._jobs, deque()

@@ -71,6 +71,11 @@ class Job:
     content: Content = NOTHING
     """Content of its prompt and its whole output."""
 
+    prefill_only: bool = False
+    """Whether it ends with its prompt, and its cells are held until another server has read them."""
+    source: Job | None = None
+    """The job whose cells, on another server, hold its prompt and are to be read; None where there are none."""
+
     plan: SequencePlan | None = None
     """Plan of its sequence, once it has been asked for."""
     drafted: int = 0

@@ -33,7 +33,7 @@ class Server:
         """``most_steps``: steps that are taken before the server looks again; 0: each step is placed chunk by chunk."""
         self._env = env
         self._arrivals = arrivals
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._policy = policy
         self._backend = backend
         self._recorder = recorder
@@ -47,7 +47,7 @@ class Server:
 
         As long as nothing else can happen before a step has ended, SimPy's clock stays behind: ``now`` is the server's.
         """
-        env, scheduler, recorder = self._env, self._scheduler, self._recorder
+        env, scheduler, recorder = self._env, self.scheduler, self._recorder
         busy, began, now = False, env.now, env.now
         while True:
             if not (busy and self._runs_ahead and now < self._arrivals.horizon_s()):
@@ -90,12 +90,12 @@ class Server:
 
     def steps_to_next_end(self) -> int:
         """At least so many steps pass, beside the one that has been taken, before any request ends; 0: unknown."""
-        return self._scheduler.steps_to_next_end()
+        return self.scheduler.steps_to_next_end()
 
     @property
     def queued_tokens(self) -> int:
         """Tokens of the requests that wait for a slot."""
-        return sum([job.tokens for job in self._scheduler.waiting])
+        return sum([job.tokens for job in self.scheduler.waiting])
 
     def _catch_up(self, now: float) -> Process:
         """Let SimPy's clock pass to the server's, and all happen that happens until then."""
@@ -104,18 +104,18 @@ class Server:
 
     def _is_awaited(self) -> bool:
         """Whether a client waits for the end of one of the requests that have ended."""
-        return any(job.done is not None for job in self._scheduler.ended)
+        return any(job.done is not None for job in self.scheduler.ended)
 
     def _accept(self, job: Job, now: float) -> None:
         """Hand a request that has arrived to everything that must know of it."""
         if not self._prefetcher.off:
             self._prefetcher.arrived(job)
         self._recorder.arrived(job)
-        self._scheduler.submit(job, now)
+        self.scheduler.submit(job, now)
 
     def _drop_ended(self) -> None:
         """Forget the requests that have ended, once their clients and the prefetcher know of them."""
-        ended = self._scheduler.ended
+        ended = self.scheduler.ended
         for job in ended:
             if not self._prefetcher.off:
                 self._prefetcher.ended(job)

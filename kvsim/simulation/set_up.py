@@ -29,7 +29,7 @@ from kvsim.simulation.backend import Backend
 from kvsim.simulation.drafts import Drafts
 from kvsim.simulation.prefetch import Prefetcher
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers import SCHEDULERS
+from kvsim.simulation.schedulers import SCHEDULERS, Make
 from kvsim.simulation.schedulers.base import ENDLESS
 from kvsim.simulation.server import Server
 from kvsim.simulation.time_breakdown import TimeBreakdown
@@ -287,10 +287,14 @@ def server_of(
     recorder: Recorder,
     *,
     most_steps: int = ENDLESS,
+    make: Make | None = None,
 ) -> Server:
-    """A server of the scenario, which an environment may have several of: each has its own policy and recorder."""
+    """A server of the scenario, which an environment may have several of: each has its own policy and recorder.
+
+    ``make`` its scheduler instead of the one that the scenario names.
+    """
     name = scenario.server.scheduler
-    make = SCHEDULERS.get(name) or server_defaults.SCHEDULERS.added(name)
+    make = make or SCHEDULERS.get(name) or server_defaults.SCHEDULERS.added(name)
     scheduler = make(scenario, policy, backend, recorder)
     if scenario.speculation.on:
         if policy.forgets or policy.unbounded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -138,7 +139,13 @@ def what_serves(summary: Mapping[str, Any]) -> str:
     if not cluster:
         return sizes
     alike = len({(server["device"], server["cells"]) for server in cluster["servers"]}) == 1
-    behind = servers_behind(len(cluster["servers"]), cluster["router"])
+    behind, apart = servers_behind(len(cluster["servers"]), cluster["router"]), cluster.get("apart")
+    if apart:
+        kinds = Counter(server["role"] for server in cluster["servers"])
+        behind = " and ".join(
+            f"{counted(kinds[role], 'server')} to {role} behind {router}"
+            for role, router in (("prefill", cluster["router"]), ("decode", apart["decode_router"]))
+        )
     return f"{behind}, {'each' if alike else 'the first'} with {sizes}"
 
 
@@ -149,7 +156,8 @@ def router_waits(cluster: Mapping[str, Any]) -> str:
     """
     if cluster["beside_free"] is None:
         return ""
-    mean_s = cluster["waited_s"] / sum(server["requests"] for server in cluster["servers"])
+    requests = sum(server["requests"] for server in cluster["servers"] if server.get("role") != "decode")
+    mean_s = cluster["waited_s"] / requests
     return (
         f"a request waited {mean_s:.3g} s for its server on average; in {cluster['beside_free']:.1%} of that time "
         "another server had none waiting"
@@ -173,6 +181,23 @@ def lost_to_checkpoints(summary: Mapping[str, Any], ctx_checkpoints: int) -> str
     each = "all of them" if spared == lost else f"{spared:,} of them"
     more = "" if spared == lost else f", the others by {rest}"
     return f"{said}; --checkpoint-min-step 0, with --ctx-checkpoints as many as there are messages, spares {each}{more}"
+
+
+def link_waits(cluster: Mapping[str, Any]) -> str:
+    """What was read from prefill servers and how requests waited for it, in words; empty where none is.
+
+    ``cluster``: that of a run's summary.
+    """
+    apart = cluster.get("apart")
+    if not apart or not apart["reads"]:
+        return ""
+    means_ms = [1e3 * apart[name] / apart["reads"] for name in ("block_wait_s", "link_wait_s", "link_s", "held_s")]
+    blocks, link, reading, held = [f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.3g} ms" for ms in means_ms]
+    return (
+        f"{apart['bytes'] / 1e9:,.3g} GB of prompts were read from prefill servers over {apart['link_gb_s']:g} GB/s a "
+        f"device; a request waited {blocks} for blocks at its decode server, {link} for the link and {reading} while "
+        f"it was read, on average; its blocks were held {held} where it was prefilled"
+    )
 
 
 def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict[str, Any]:

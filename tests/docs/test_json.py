@@ -57,6 +57,15 @@ name = "llama-3.1-8b"
 [machine]
 device = "rtx4090"
 """
+APART = """
+[server]
+scheduler = "vllm"
+[cache]
+policy = "vllm"
+[cluster]
+link_gb_s = 1.0
+servers = [{ role = "prefill" }, { role = "decode" }]
+"""
 COPIES = """
 [workload]
 kind = "closed-loop"
@@ -104,6 +113,7 @@ COMMANDS = {
         "run device.toml --requests 20 -p adaptive",
         "run copies.toml --requests 20",
         "run assistant -p vllm --replicas 2 --router least-load",
+        "run apart.toml --requests 20",
     ],
     "compare": [
         "compare chat --requests 20 -p paged -p vllm -p streams -p oracle --replications 2 --scheduler llama-server "
@@ -232,6 +242,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     (folder / "mine.py").write_text(next(block for block in blocks("add-a-policy.md", "python") if "(Policy)" in block))
     texts = {"small": SMALL, "device": DEVICE, "copies": COPIES, "sessions": SESSIONS, "sweep": SWEEP, "few": FEW}
+    texts["apart"] = APART
     for name, text in texts.items():
         (folder / f"{name}.toml").write_text(text)
     with socket.socket() as free:

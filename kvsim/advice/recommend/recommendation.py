@@ -142,7 +142,7 @@ class Recommendation(Advice):
             command = f"{first.candidate.label} (which no engine has)"
         cluster = first.candidate.scenario.cluster
         if cluster.size > 1:
-            command += f" on each of {servers_behind(cluster.size, cluster.router)}"
+            command += f" on each of {servers_behind(cluster.size, cluster.behind)}"
         if not self.met:
             bound, factor = first.worst
             times = f", by {factor:.2f} ×" if math.isfinite(factor) else ""

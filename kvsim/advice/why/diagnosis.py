@@ -26,7 +26,7 @@ from kvsim.results import results_folder
 from kvsim.scenario.scenario import Scenario, load_scenario, table_of
 from kvsim.simulation.job import FailureKind
 from kvsim.simulation.run_tables import Table
-from kvsim.simulation.summary import failure_lines, lost_to_checkpoints, router_waits
+from kvsim.simulation.summary import failure_lines, link_waits, lost_to_checkpoints, router_waits
 from policies import current_name
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ class Diagnosis:
     on_device: bool = False
     """Whether a device computed, rather than processors."""
     router: str = ""
-    """How much of the waiting another router could have spared; empty of one server."""
+    """How much of the waiting another router could have spared, and what was waited for on the way between servers that
+    prefill and servers that decode; empty of one server."""
     checkpoints: str = ""
     """What was computed again for want of a checkpoint, and which flag spares it; empty if nothing was."""
     note: str = ""
@@ -225,7 +226,7 @@ def diagnose(result: Result, source: str) -> Diagnosis:
     saves = result.summary["host"]["saves"]
     scheduler, on_device = result.scenario.server.scheduler, result.scenario.machine.device is not None
     cluster = result.summary["cluster"]
-    router = "" if cluster is None else router_waits(cluster)
+    router = "" if cluster is None else "; ".join(filter(None, [router_waits(cluster), link_waits(cluster)]))
     lost = lost_to_checkpoints(result.summary, result.scenario.server.ctx_checkpoints)
     known = replace(diagnosis, router=router, checkpoints=lost, basis=result.summary["basis"], host_cache=saves > 0)
     return replace(known, scheduler=scheduler, on_device=on_device)

@@ -14,8 +14,9 @@ from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.drafts import Drafts
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers.offloading import Offloading, Part, StepCopies
+from kvsim.simulation.schedulers.offloading import ChunkCopy, Offloading, Part, StepCopies
 from kvsim.simulation.schedulers.vllm import Vllm
+from kvsim.simulation.schedulers.vllm_apart import ApartVllm, AsyncApartVllm, RemoteReads
 from kvsim.simulation.schedulers.vllm_async import BATCHES, AsyncVllm
 from kvsim.simulation.schedulers.vllm_offload import AsyncOffloadingVllm, OffloadingVllm
 from policies import Chunk, Content, MicroBatch
@@ -182,20 +183,73 @@ class _RecordedDrafts(Drafts):
         return min(self.accepted.get(f"r{job.request.id}", 0), drafted)
 
 
+class _ReadLog(RemoteReads):
+    """Decides what is read from other servers, and logs it."""
+
+    looks: list[list[Any]]
+    composed: list[ChunkCopy]
+
+    def look_up(self, job: Job, held: int) -> int:
+        """Say what is to be read, and log it."""
+        found = super().look_up(job, held)
+        self.looks.append([f"r{job.request.id}", held, found])
+        return found
+
+    def compose(self, step: Iterable[Part]) -> StepCopies:
+        """Say what is read, and log it."""
+        found = super().compose(step)
+        self.composed = found.loads
+        return found
+
+
+class _DrivenApart(_Driven, ApartVllm):
+    """The scheduler of a server that prefills for others and reads from others; the replay says when reads end."""
+
+    def __init__(self, scenario: Scenario, policy: _CallLog, max_tokens: int):
+        super().__init__(scenario, policy, max_tokens)
+        self.offload = self.reads = self.log = _ReadLog(policy)
+        self.log.looks, self.log.composed = [], []
+        self.read = lambda *_: 0.0
+        self.now_held: list[Job] = []
+        """Jobs whose blocks are held since the list was last cleared."""
+
+    def _seen_to_end(self, now: float) -> list[int]:
+        return []
+
+    def _let_go(self, job: Job) -> None:
+        super()._let_go(job)
+        if job in self.held:
+            self.now_held.append(job)
+
+
+class _DrivenAsyncApart(_DrivenApart, AsyncApartVllm):
+    """The same with asynchronous steps; the replay calls ``collect``."""
+
+
 class _StepReplay(Replay):
     """Performs steps on the simulator's scheduler over the paged policy."""
 
     def __init__(
-        self, cache: VllmCache, server: dict[str, Any], *, asynchronous: bool, speculation: Record | None = None
+        self,
+        cache: VllmCache,
+        server: dict[str, Any],
+        *,
+        asynchronous: bool,
+        speculation: Record | None = None,
+        apart: bool = False,
     ):
-        """``server``: keys of ``[server]``; ``speculation``: the method, and the tokens of a draft."""
+        """``server``: keys of ``[server]``; ``speculation``: the method, and the tokens of a draft; ``apart``: others
+        prefill for it, and it for others."""
         policy = self._policy = cache.build(_CallLog)
         policy.calls, policy.name_of = [], {}
         table = {"scheduler": "vllm", "async_scheduling": asynchronous, **server}
         cells = {"cells": policy.groups[0].cells, "prefix_cache": cache.caching}
         drafts = {} if speculation is None else {**speculation, "acceptance": 0.0, "share": 1.0}
         scenario = load_scenario({"server": table, "cache": cells, "speculation": drafts})
-        if cache.chunks is None:
+        kind: type[_Driven]
+        if apart:
+            kind = _DrivenAsyncApart if asynchronous else _DrivenApart
+        elif cache.chunks is None:
             kind = _DrivenAsync if asynchronous else _Driven
         else:
             kind = _DrivenAsyncOffloading if asynchronous else _DrivenOffloading
@@ -225,8 +279,8 @@ class SchedulerReplay(_StepReplay):
             "reserve_full": bool(effective["reserve_full"]),
             "order": header.get("policy", "fcfs"),
         }
-        speculation = header.get("speculation")
-        super().__init__(cache, server, asynchronous=asynchronous, speculation=speculation)
+        speculation, apart = header.get("speculation"), bool(header.get("apart", False))
+        super().__init__(cache, server, asynchronous=asynchronous, speculation=speculation, apart=apart)
         self._states = PolicyStates(self._policy)
         self._jobs: dict[str, Job] = {}
         if speculation is not None:
@@ -242,6 +296,10 @@ class SchedulerReplay(_StepReplay):
         for name in record.get("abort", ()):
             scheduler.cancel(self._jobs[name], 0.0)
         scheduler.let_go.clear()
+        held = []
+        if isinstance(scheduler, _DrivenApart):
+            held = sorted(names[job.content] for job in scheduler.now_held)
+            scheduler.now_held.clear()
         step = scheduler.schedule(0.0)
         tables = {chunk.seq: list(policy.tables[chunk.seq].blocks) for chunk in step}
         of = {chunk.seq: names[policy.tables[chunk.seq].content] for chunk in step}
@@ -253,7 +311,12 @@ class SchedulerReplay(_StepReplay):
         if isinstance(scheduler, AsyncVllm):
             while len(scheduler.flights) >= self._depth:
                 scheduler.collect()
-        copied = self._copied(scheduler, record) if isinstance(scheduler, _DrivenOffloading) else {}
+        copied: State = {}
+        if isinstance(scheduler, _DrivenOffloading):
+            copied = self._copied(scheduler, record)
+        elif isinstance(scheduler, _DrivenApart):
+            copied = self._read(scheduler, record)
+            copied["hold"] = held
         calls, policy.calls = policy.calls, []
         ours: State = {
             "nst": [[of[chunk.seq], chunk.n] for chunk in step],
@@ -286,15 +349,29 @@ class SchedulerReplay(_StepReplay):
         scheduler.learn(record["done"], 0.0)
         return found
 
+    def _read(self, scheduler: _DrivenApart, record: Record) -> State:
+        """What was decided of reads, in the fields of recordings; afterwards those have ended that it says."""
+        log = scheduler.log
+        found: State = {"look": log.looks, "reads": [[f"r{c.job.request.id}", c.blocks] for c in log.composed]}
+        log.looks = []
+        numbers = {copy.job: number for number, copy in log.under_way.items()}
+        scheduler.learn([numbers[self._jobs[name]] for name in record["done"]], 0.0)
+        scheduler.give_up([self._jobs[name] for name in record["sent"]])
+        return found
+
     def operation(self, record: Record) -> Record:
         """The step's number, arrivals and cancellations."""
         return {key: record[key] for key in ("op", "i", "add", "abort") if key in record}
 
-    def _add(self, name: str, prompt: list[list[int]], max_tokens: int, priority: int, arrival_s: float) -> None:
+    def _add(
+        self, name: str, prompt: list[list[int]], max_tokens: int, priority: int, arrival_s: float, kind: str = ""
+    ) -> None:
         number = int(name.removeprefix("r"))
         segments = tuple(Segment(*piece) for piece in prompt)
         n = sum(segment.n for segment in segments)
         job = Job(Request(number, arrival_s, n, max_tokens, content=segments, priority=priority), arrival_s)
+        job.prefill_only = kind == "prefill"
+        job.source = Job(job.request, arrival_s) if kind == "decode" else None
         # Each recorded request's answer has a source number of its own, which later prompts quote.
         job.content = content = Content()
         for piece in (*segments, (_NUMBERED_ANSWERS + number, 0, max_tokens)):

@@ -15,18 +15,18 @@ from heapq import heapify, heappop, heappush
 
 import simpy
 
-from kvsim.scenario.content import PRIVATE
 from kvsim.simulation.arrivals import Clients, Inbox
 from kvsim.simulation.cluster.replica import Replica, call_at
-from kvsim.simulation.cluster.routers import Prompt, Router
+from kvsim.simulation.cluster.routers import Router
 from kvsim.simulation.cluster.routers.clairvoyant import Truth
+from kvsim.simulation.cluster.routing import Routing
 from kvsim.simulation.job import Job
 from kvsim.simulation.request_log import QueueMonitor, RequestLog
-from policies import Content
-from policies.content import TextSegment
+from policies.compiled import mypyc_attr
 from workloads import Request, Workload
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Cluster(Inbox):
     """Takes the clients' requests, and gives each to the server that the router chooses."""
 
@@ -41,73 +41,77 @@ class Cluster(Inbox):
         of all requests that end, ``queue`` of all that arrive."""
         super().__init__(env, keeps_script=False)
         self.replicas: Sequence[Replica] = ()
-        self._router = router(self._truth)
+        self._routing = Routing(env, router, self._look)
         self._log = log
         self._queue = queue
         self._awaited: dict[int, simpy.Event] = {}
         """What tells the client of a request that it has ended, by the request's number."""
-        self._prompts: dict[int, Prompt] = {}
-        """Requests that have not ended, where the router hears of their ends."""
-        self._ends: list[tuple[float, int, Prompt]] = []
-        """Ends that the router has not heard of: when, at which server, and of which request; a heap."""
         self._next_ends: list[tuple[float, int]] = []
         """When a server's next request can end at the earliest, and which server; a heap, with outdated entries."""
         self._known: list[float] = []
         """The entry of each server that counts."""
         self.waits: list[tuple[int, float, float]] = []
         """Of each request that has started: its server, its arrival and its start, seconds."""
-        self._polls = False
-        """Whether the router will look at the servers' loads again."""
+
+    @property
+    def admitted(self) -> int:
+        """Number of requests that wait no more: they have started, or were refused."""
+        return sum([replica.recorder.queue.admitted for replica in self.replicas])
 
     def submit(self, request: Request, *, notify: bool = False) -> Job:
         """A request arrives now: the router chooses its server."""
-        now, router = self._env.now, self._router
-        self._tell_ends(now)
+        now = self._env.now
+        self._routing.tell_ends()
         if self._queue.samples_next:
             self._advance_all(now)
-            self._queue.admitted = sum(replica.recorder.queue.admitted for replica in self.replicas)
+            self._queue.admitted = self.admitted
         self._queue.arrive(self._log.latencies.ended)
-        prompt = prompt_of(request)
-        chosen = router.route(prompt, now)
-        if router.sees_ends:
-            self._prompts[request.id] = prompt
+        chosen = self._routing.choose(request)
         done = self._env.event() if notify else None
         if done is not None:
             self._awaited[request.id] = done
-        job = Job(request, now)
-        self.give(chosen, job)
-        if router.polls_s and not self._polls:
-            self._polls = True
-            call_at(self._env, now + router.polls_s, self._poll)
+        job = self._give(chosen, request)
+        self._routing.poll_soon()
         return job if done is None else Job(request, now, done)  # The client's: the server waits for no client.
+
+    def _give(self, chosen: int, request: Request) -> Job:
+        """Give a request that arrives now to the server that was chosen; what the server has of it."""
+        job = Job(request, self._env.now)
+        self.give(chosen, job)
+        return job
 
     def give(self, number: int, job: Job) -> None:
         """Let a job come to a server at its arrival time, which is now."""
         replica = self.replicas[number]
-        replica.advance(self._env.now)
+        replica.clock.advance(self._env.now)
         replica.receive(job)
         self._note_next_end(number)
 
     def close(self) -> None:
         """No more requests will arrive."""
         for number, replica in enumerate(self.replicas):
-            replica.advance(self._env.now)
+            replica.clock.advance(self._env.now)
             replica.close(self._env.now)
             self._note_next_end(number)
 
     def ended(self, number: int, job: Job) -> None:
         """A request has ended at a server, whose clock may be ahead."""
-        self._log.finish(job)
+        self._leaves(number, number, job, self._routing)
+        self._answered(number, job)
+
+    def _leaves(self, number: int, chosen: int, job: Job, routing: Routing) -> None:
+        """A request has ended at a server, which is one of those of a router."""
         self.replicas[number].in_flight -= 1
         if job.started_s == job.started_s:
             self.waits.append((number, job.arrival_s, job.started_s))
-        prompt = self._prompts.pop(job.request.id, None)
-        if prompt is not None:
-            heappush(self._ends, (job.finished_s, number, prompt))
+        routing.ended(chosen, job.request.id, job.finished_s)
+
+    def _answered(self, number: int, job: Job) -> None:
+        """A request has ended: its client will hear of it then."""
+        self._log.finish(job)
         done = self._awaited.pop(job.request.id, None)
         if done is not None:
-            for inbox in (each.inbox for each in self.replicas if each.env is self.replicas[number].env):
-                inbox.until_s = min(inbox.until_s, job.finished_s)
+            self.replicas[number].clock.stop_at(job.finished_s)
             call_at(self._env, job.finished_s, done.succeed)
 
     def run(self, clients: Clients, workload: Workload) -> None:
@@ -129,14 +133,14 @@ class Cluster(Inbox):
         while self._next_ends and self._next_ends[0][0] < until_s:
             at_s, number = heappop(self._next_ends)
             if at_s == self._known[number]:
-                self.replicas[number].advance(until_s)
+                self.replicas[number].clock.advance(until_s)
                 self._note_next_end(number)
                 return True
         return False
 
     def _note_next_end(self, number: int) -> None:
         """Note when a request of a server can end, if that is of interest to anyone."""
-        if not (self._router.sees_ends or self._awaited):
+        if not (self._routing.sees_ends or self._awaited):
             self._known[number] = math.inf
             return
         self._known[number] = at_s = self.replicas[number].next_end_s
@@ -146,45 +150,12 @@ class Cluster(Inbox):
                 self._next_ends = [(at_s, number) for number, at_s in enumerate(self._known) if at_s < math.inf]
                 heapify(self._next_ends)
 
+    def _look(self) -> Sequence[Replica]:
+        """Bring all servers up to now, and give those among which the router chooses."""
+        self._advance_all(self._env.now)
+        return self.replicas
+
     def _advance_all(self, until_s: float) -> None:
         for number, replica in enumerate(self.replicas):
-            replica.advance(until_s)
+            replica.clock.advance(until_s)
             self._note_next_end(number)
-
-    def _truth(self, prompt: Prompt) -> list[tuple[int, int]]:
-        """For each server the tokens of a prompt that its cache holds, and those of requests that wait there."""
-        self._advance_all(self._env.now)
-        content = Content(prompt.text)
-        return [replica.truth(content, prompt.tokens) for replica in self.replicas]
-
-    def _tell_ends(self, now: float) -> None:
-        """Tell the router of the requests that have ended by now."""
-        ends = self._ends
-        while ends and ends[0][0] <= now:
-            at_s, number, prompt = heappop(ends)
-            self._router.ended(number, prompt, at_s)
-
-    def _poll(self) -> None:
-        """Let the router look at the servers' loads, and again as long as there is any.
-
-        A server that is in the middle of a step says what will be when it ends.
-        """
-        now = self._env.now
-        self._advance_all(now)
-        self._tell_ends(now)
-        loads = [replica.load for replica in self.replicas]
-        self._router.polled(loads, now)
-        self._polls = any(load.running or load.waiting for load in loads)
-        if self._polls:
-            call_at(self._env, now + self._router.polls_s, self._poll)
-
-
-def prompt_of(request: Request) -> Prompt:
-    """What a router sees of a request."""
-    left, text = request.prompt_tokens, list[TextSegment]()
-    for source, start, n in request.content or ((PRIVATE + request.id, 0, left),):
-        if left <= 0:
-            break
-        text.append((source, start, min(n, left)))
-        left -= n
-    return Prompt(request.id, tuple(text), request.prompt_tokens, request.session)

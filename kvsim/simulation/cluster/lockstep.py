@@ -10,7 +10,7 @@ from __future__ import annotations
 import simpy
 
 from kvsim.simulation.arrivals import IdleWork, Wait
-from kvsim.simulation.cluster.replica import LocalInbox
+from kvsim.simulation.cluster.replica import LocalClock, LocalInbox
 from kvsim.simulation.job import Job
 
 
@@ -18,7 +18,7 @@ class Lockstep:
     """Lets servers on one clock begin their steps together."""
 
     def __init__(self) -> None:
-        self.env = simpy.Environment()
+        self.clock = LocalClock()
         self._stepping = 0
         self._ready: list[simpy.Event] = []
 
@@ -28,7 +28,7 @@ class Lockstep:
 
     def ready(self) -> simpy.Event:
         """A server could begin its next step; the event tells it to."""
-        self._ready.append(self.env.event())
+        self._ready.append(self.clock.env.event())
         return self._ready[-1]
 
     def go(self) -> None:
@@ -44,7 +44,7 @@ class LockstepInbox(LocalInbox):
     """Arrivals at one of the servers that step together."""
 
     def __init__(self, lockstep: Lockstep):
-        super().__init__(lockstep.env)
+        super().__init__(lockstep.clock)
         self._lockstep = lockstep
         self._in_step = False
 

@@ -13,6 +13,7 @@ from kvsim.simulation.backend import Backend
 from kvsim.simulation.cluster.routers.base import ServerLoad
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.schedulers import Make
 from kvsim.simulation.schedulers.base import ENDLESS
 from kvsim.simulation.set_up import server_of
 from kvsim.simulation.step_loop import delays_until
@@ -34,20 +35,33 @@ def call_at(env: simpy.Environment, at_s: float, call: Callable[[], object]) -> 
     env.timeout(first).callbacks.append(nearly_reached if rest else reached)
 
 
+class LocalClock:
+    """The clock of one server, or of several that depend on each other, which may run as far as ``until_s``."""
+
+    def __init__(self) -> None:
+        self.env = simpy.Environment()
+        self.until_s = 0.0
+        """Before this time nothing comes that the servers were not told of, seconds."""
+
+    def advance(self, until_s: float) -> None:
+        """Let all happen that happens before ``until_s``, or before the end of a request that someone waits for."""
+        self.until_s = until_s
+        while self.env.peek() < self.until_s:
+            self.env.step()
+
+    def stop_at(self, at_s: float) -> None:
+        """Someone waits for what happens then: run no further for now."""
+        self.until_s = min(self.until_s, at_s)
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LocalInbox(Inbox):
-    """Arrivals at one of several servers, whose clock may run as far as ``until_s``."""
+    """Arrivals at one of several servers."""
 
-    def __init__(self, env: simpy.Environment):
-        super().__init__(env, keeps_script=False)
-        self.until_s = 0.0
-        """Before this time nothing comes that it was not told of, seconds."""
+    def __init__(self, clock: LocalClock):
+        super().__init__(clock.env, keeps_script=False)
+        self.clock = clock
         self._on_the_way = 0
-
-    @property
-    def env(self) -> simpy.Environment:
-        """The server's clock."""
-        return self._env
 
     @property
     def has_news(self) -> bool:
@@ -56,7 +70,7 @@ class LocalInbox(Inbox):
 
     def horizon_s(self) -> float:
         """The next event of its own clock, or the end of what the cluster lets it run."""
-        return min(self.until_s, super().horizon_s())
+        return min(self.clock.until_s, super().horizon_s())
 
     def announce(self, job: Job) -> None:
         """A request comes at its arrival time, up to which the clock has run."""
@@ -82,26 +96,24 @@ class Replica:
         *,
         most_steps: int = ENDLESS,
         inbox: LocalInbox | None = None,
+        make: Make | None = None,
     ):
         """``least_step_s``: as ``least_step_s`` finds it for servers like this one; ``most_steps``: as in ``run``;
-        ``inbox``: with the clock of servers that step together, by default one with a clock of its own."""
+        ``inbox``: with the clock of servers that depend on each other, by default one with a clock of its own;
+        ``make``: as in ``server_of``."""
         self.scenario = scenario
         self.policy = policy
         self.recorder = recorder
-        self.inbox = LocalInbox(simpy.Environment()) if inbox is None else inbox
-        self.env = self.inbox.env
-        self.server = server_of(scenario, self.env, self.inbox, policy, backend, recorder, most_steps=most_steps)
+        self.inbox = LocalInbox(LocalClock()) if inbox is None else inbox
+        self.clock = self.inbox.clock
+        self.env = self.clock.env
+        self.server = server_of(
+            scenario, self.env, self.inbox, policy, backend, recorder, most_steps=most_steps, make=make
+        )
         self.env.process(self.server.run())
         self.in_flight = 0
         """Requests that have come and not ended."""
         self._least_step_s = least_step_s
-
-    def advance(self, until_s: float) -> None:
-        """Let all happen that happens before ``until_s``, or before the end of a request that someone waits for."""
-        env, inbox = self.env, self.inbox
-        inbox.until_s = until_s
-        while env.peek() < inbox.until_s:
-            env.step()
 
     def receive(self, job: Job) -> None:
         """A request comes at its arrival time, up to which the server has run."""

@@ -17,18 +17,23 @@ from kvsim.scenario.assumptions import assumptions
 from kvsim.scenario.device_defaults import beyond_memory
 from kvsim.scenario.prefixes import hit_rate
 from kvsim.scenario.scenario import Scenario
-from kvsim.simulation.arrivals import send
+from kvsim.simulation.arrivals import Clients, send
 from kvsim.simulation.backend import SimulatedBackend
+from kvsim.simulation.cluster.apart import ApartCluster
 from kvsim.simulation.cluster.cluster import Cluster
+from kvsim.simulation.cluster.exchange import Exchange
+from kvsim.simulation.cluster.link import apart_figures, assumed_link, exchange_of, of_link
 from kvsim.simulation.cluster.lockstep import Lockstep, LockstepInbox
-from kvsim.simulation.cluster.replica import Replica, least_step_s
+from kvsim.simulation.cluster.replica import LocalClock, LocalInbox, Replica, least_step_s
 from kvsim.simulation.cluster.routers import Router, make_router
 from kvsim.simulation.cluster.routers.clairvoyant import Truth
 from kvsim.simulation.cluster.together import states_together, tables_together, waits_beside_free
 from kvsim.simulation.recorder import Detail, Recorder
 from kvsim.simulation.request_log import Progress, QueueMonitor, RequestLog
 from kvsim.simulation.result import Result
+from kvsim.simulation.schedulers import apart
 from kvsim.simulation.schedulers.base import ENDLESS
+from kvsim.simulation.schedulers.vllm_apart import ApartVllm
 from kvsim.simulation.set_up import (
     NothingFits,
     build_policy,
@@ -72,32 +77,34 @@ def run_cluster(
     check: bool = False,
     profile: Profile | None = None,
     router: Callable[[Truth], Router] | None = None,
+    clients: Clients = send,
 ) -> Result:
     """Run a scenario on all servers of its cluster; arguments as of ``run``.
 
     ``profile``: whose times all servers have, not those that the scenario names; ``router``: makes another than the
-    scenario's. Raises ``UserError`` and ``WorkloadError``.
+    scenario's; ``clients`` send the workload. Raises ``UserError`` and ``WorkloadError``.
     """
     began, env = time.perf_counter(), simpy.Environment()
     workload = scenario.build_workload()
     log, queue = RequestLog(progress), QueueMonitor(workload.n_requests)
     servers = scenario.servers
-    cluster = Cluster(env, router or partial(_router_of, scenario, len(servers)), log, queue)
     # Equal servers are one object.
     kinds = {key: _Kind(*priced(one, policy, profile)) for key, one in {id(each): each for each in servers}.items()}
     _refuse_if_nothing_fits_anywhere(list(kinds.values()))
     first = next(iter(kinds.values())).policy
+    of_each = [kinds[id(server)] for server in servers]
+    exchange = exchange_of(scenario, [kind.policy for kind in of_each]) if scenario.cluster.apart else None
+    cluster = _cluster_of(scenario, router, env, log, queue, exchange)
     with seldom_collecting(), naming_faults_of_plugins(first):
-        of_each = [kinds[id(server)] for server in servers]
-        cluster.replicas = _replicas(cluster, of_each, policy, detail, most_steps, check)
-        cluster.run(send, workload)
+        cluster.replicas = _replicas(cluster, of_each, policy, detail, most_steps, check, exchange)
+        cluster.run(clients, workload)
         for replica in cluster.replicas:
             if isinstance(replica.policy, CheckedPolicy):
                 replica.policy.check_end()
-    queue.admitted = sum(replica.recorder.queue.admitted for replica in cluster.replicas)
+    queue.admitted = cluster.admitted
     costs = [kind.costs for kind in kinds.values()]
     summary = {
-        **_summary(scenario, cluster, log, queue, workload.prefixes),
+        **_summary(scenario, cluster, log, queue, workload.prefixes, exchange),
         "profile": "; ".join(dict.fromkeys(each.profile.name for each in costs)),
         "basis": " ".join(dict.fromkeys(filter(None, (each.profile.basis for each in costs)))) or None,
         "inferred": {
@@ -113,7 +120,7 @@ def run_cluster(
     of_kinds = [line for kind in kinds.values() for line in (*kind.costs.warnings(), *beyond_memory(kind.scenario))]
     warnings = tuple(dict.fromkeys((*of_kinds, *workload.notes, *queue.warnings())))
     ended_s = max(replica.env.now for replica in cluster.replicas)
-    tables = tables_together([replica.recorder.tables() for replica in cluster.replicas])
+    tables = tables_together([replica.recorder.tables() for replica in cluster.replicas], scenario.cluster.roles)
     ran = scenario.under(first.name)
     return Result(ran, first.name, summary, ended_s, tables, (), warnings, tuple(workload.notes))
 
@@ -136,9 +143,10 @@ def _replicas(
     detail: Detail,
     most_steps: int,
     check: bool,
+    exchange: Exchange | None,
 ) -> list[Replica]:
     """The servers; ``kinds``: of each of them, the others as of ``run_cluster``."""
-    replicas, lockstep = list[Replica](), Lockstep()
+    replicas, lockstep, clock = list[Replica](), Lockstep(), LocalClock()
     for number, kind in enumerate(kinds):
         own, costs = kind.scenario, kind.costs
         built = build_policy(own, policy, costs)
@@ -146,44 +154,99 @@ def _replicas(
         requests = RequestLog(keeps=detail not in ("requests", "cache"), ended=partial(cluster.ended, number))
         recorder = Recorder(detail=detail, time_breakdown=breakdown, requests=requests)
         driven = held_to_its_word(own, built, check)
-        inbox = LockstepInbox(lockstep) if own.machine.expert_parallel > 1 else None
+        inbox: LocalInbox | None = None
+        if own.machine.expert_parallel > 1:
+            inbox = LockstepInbox(lockstep)
+        elif exchange is not None:
+            inbox = LocalInbox(clock)
         replicas.append(
-            Replica(own, driven, recorder, kind.backend, kind.least_step_s, most_steps=most_steps, inbox=inbox)
+            Replica(
+                own,
+                driven,
+                recorder,
+                kind.backend,
+                kind.least_step_s,
+                most_steps=most_steps,
+                inbox=inbox,
+                make=None if exchange is None else apart,
+            )
         )
+        if exchange is not None:
+            exchange.join(replicas[-1])
     return replicas
 
 
-def _router_of(scenario: Scenario, servers: int, truth: Truth) -> Router:
-    """The router that a scenario names, for so many servers."""
-    name, rng = scenario.cluster.router, workloads.named_rng(scenario.seed, "router")
+def _cluster_of(
+    scenario: Scenario,
+    router: Callable[[Truth], Router] | None,
+    env: simpy.Environment,
+    log: RequestLog,
+    queue: QueueMonitor,
+    exchange: Exchange | None,
+) -> Cluster:
+    """The cluster of a scenario, still without its servers; ``router`` makes another than the scenario's."""
+    section, roles = scenario.cluster, scenario.cluster.roles
+    if exchange is None:
+        return Cluster(env, router or partial(_router_of, scenario, section.router, len(roles)), log, queue)
+    routers = (
+        router or partial(_router_of, scenario, section.router, roles.count("prefill")),
+        partial(_router_of, scenario, section.decode_router, roles.count("decode")),
+    )
+    return ApartCluster(env, routers, log, queue, [role == "prefill" for role in roles], exchange)
+
+
+def _router_of(scenario: Scenario, name: str, servers: int, truth: Truth) -> Router:
+    """The router of a name, for so many servers of a scenario."""
+    rng = workloads.named_rng(scenario.seed, "router")
     return make_router(name, servers, rng, **({"truth": truth} if name == "clairvoyant" else {}))
 
 
 def _summary(
-    scenario: Scenario, cluster: Cluster, log: RequestLog, queue: QueueMonitor, prefixes: Prefixes
+    scenario: Scenario,
+    cluster: Cluster,
+    log: RequestLog,
+    queue: QueueMonitor,
+    prefixes: Prefixes,
+    exchange: Exchange | None,
 ) -> dict[str, Any]:
     """The figures of all servers together, with those of each under ``cluster``; keys as of one server's run."""
-    replicas = cluster.replicas
+    replicas, roles = cluster.replicas, scenario.cluster.roles
     first, together = replicas[0].scenario, Recorder(detail="requests", requests=log)
     together.queue = queue
     for replica in replicas:
         together.add(replica.recorder)
+    # What is read from another server is looked up twice, and found or not where it is to be computed.
+    computing = [replica.recorder for replica, role in zip(replicas, roles, strict=True) if role != "decode"]
+    together.prefix_looked_up = sum(recorder.prefix_looked_up for recorder in computing)
+    together.prefix_found = sum(recorder.prefix_found for recorder in computing)
     figures = summarize(together, first.cell_bytes, prefixes)
     figures["cache"] |= states_together([replica.recorder.cache_states for replica in replicas])
     found = [_of_one(replica, prefixes) for replica in replicas]
+    if exchange is not None:
+        found = [
+            {**entry, **of_link(replica, moved), "role": role}
+            for entry, replica, moved, role in zip(found, replicas, exchange.moved, roles, strict=True)
+        ]
     held = [replica.recorder.host_prompts for replica in replicas if replica.recorder.host_prompts is not None]
     if held:
         figures["host"] |= {
             "most_bytes": sum(each.most_bytes for each in held),
             "limit_bytes": sum(each.limit_bytes for each in held) or None,
         }
-    waited_s, beside_free = waits_beside_free(cluster.waits, len(replicas))
-    work = [entry["computed_tokens"] for entry in found]
+    # Where prefill and decode are apart, that of the servers that prefill: those that decode also wait for the link.
+    kept = {number: at for at, number in enumerate(n for n, role in enumerate(roles) if role != "decode")}
+    waits = [(kept[number], came_s, began_s) for number, came_s, began_s in cluster.waits if number in kept]
+    assumed = [line for replica in replicas for line in assumptions(replica.scenario)]
+    waited_s, beside_free = waits_beside_free(waits, len(kept))
+    work = [found[number]["computed_tokens"] for number in kept]
     return {
         **what_ran(first, replicas[0].policy),
-        "assumed": list(dict.fromkeys(line for replica in replicas for line in assumptions(replica.scenario))),
+        "assumed": [
+            line for line in dict.fromkeys((*assumed, "" if exchange is None else assumed_link(scenario))) if line
+        ],
         "cluster": {
             "router": scenario.cluster.router,
+            "apart": None if exchange is None else apart_figures(scenario, exchange),
             "most_over_mean": max(work) / float(np.mean(work)) if sum(work) else None,
             "waited_s": waited_s,
             "beside_free": beside_free,
@@ -197,6 +260,9 @@ def _of_one(replica: Replica, prefixes: Prefixes) -> dict[str, Any]:
     """The figures of one server, ready for JSON."""
     recorder, fared = replica.recorder, replica.recorder.requests.latencies.summary()
     computed = fared["prompt_tokens"] + fared["output_tokens"] - recorder.prefix_found + recorder.recomputed_tokens
+    scheduler = replica.server.scheduler
+    if isinstance(scheduler, ApartVllm):
+        computed -= scheduler.tokens_read
     return {
         "device": replica.scenario.machine.device,
         "cells": replica.scenario.context_cells,

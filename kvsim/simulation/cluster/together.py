@@ -70,21 +70,48 @@ def waits_beside_free(waits: Sequence[tuple[int, float, float]], servers: int) -
     return total, float((np.interp(ends, times, passed) - np.interp(begins, times, passed)).sum()) / total
 
 
-def tables_together(servers: Sequence[Tables | None]) -> Tables | None:
-    """The rows of all servers, with the number of the server in a column ``server``; None where none are kept."""
+def tables_together(servers: Sequence[Tables | None], roles: Sequence[str]) -> Tables | None:
+    """The rows of all servers, with the number of the server in a column ``server``; None where none are kept.
+
+    Of a request that two servers had, one after the other, the requests have the row of the last, and what its seconds
+    were spent on is the sum of both.
+    """
     tables = [each for each in servers if each is not None]
     if not tables:
         return None
     states = _kept_together([each.states for each in tables])
-    requests = _joined([each.requests for each in tables], "id")
+    answering = [
+        each.requests[each.requests.columns["status"] != "completed"] if role == "prefill" else each.requests
+        for each, role in zip(tables, roles, strict=True)
+    ]
+    requests = _joined(answering, "id")
     assert requests is not None
+    causes = _joined([each.causes for each in tables], "id", "arrival_s")
     return Tables(
         requests,
         states,
         None if tables[0].cache is None else states.table(),
         _joined([each.passes for each in tables], "start_s", "server"),
-        _joined([each.causes for each in tables], "id"),
+        causes if causes is None or "prefill" not in roles else _summed(causes, requests),
     )
+
+
+def _summed(causes: Table, requests: Table) -> Table:
+    """One row for each completed request, with the sums of its rows; ``causes``: in order of requests and of time."""
+    completed = requests.columns["id"][requests.columns["status"] == "completed"]
+    kept = causes[np.isin(causes.columns["id"], completed)]
+    ids, first = np.unique(kept.columns["id"], return_index=True)
+    last = np.append(first[1:], len(kept)) - 1
+    sums = {
+        name: column[first]
+        if name == "arrival_s"
+        else column[last]
+        if name == "server"
+        else np.add.reduceat(column, first)
+        for name, column in kept.columns.items()
+        if len(kept)
+    }
+    return Table({**kept.columns, **sums, "id": ids})
 
 
 def _joined(tables: Sequence[Table | None], *order: str) -> Table | None:

@@ -15,6 +15,17 @@ from kvsim.simulation.schedulers.vllm import Vllm
 from kvsim.simulation.schedulers.vllm_async import AsyncVllm
 from policies import Policy
 
+Make = Callable[[Scenario, Policy, Backend, Recorder], Scheduler]
+"""Makes the scheduler of a server."""
+
+
+def apart(scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder) -> Scheduler:
+    """The scheduler of a server that only prefills, or only decodes."""
+    from kvsim.simulation.schedulers.vllm_apart import ApartVllm, AsyncApartVllm
+
+    kind = AsyncApartVllm if scenario.server.async_scheduling else ApartVllm
+    return kind(scenario, policy, backend, recorder)
+
 
 def _vllm(scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder) -> Vllm:
     if policy.chunks is None:
@@ -26,7 +37,7 @@ def _vllm(scenario: Scenario, policy: Policy, backend: Backend, recorder: Record
     return kind(scenario, policy, backend, recorder)
 
 
-SCHEDULERS: dict[str, Callable[[Scenario, Policy, Backend, Recorder], Scheduler]] = {
+SCHEDULERS: dict[str, Make] = {
     "llama-server": LlamaServer,
     "llama-server-fair": FairLlamaServer,
     "llama-server-b4875": EarlyLlamaServer,
@@ -46,5 +57,6 @@ __all__ = [
     "SchedulerBase",
     "Static",
     "Vllm",
+    "apart",
     "no_progress",
 ]

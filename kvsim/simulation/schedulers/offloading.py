@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvsim.simulation.job import Job
 from policies import Policy, Transfer
@@ -76,6 +76,51 @@ class Part(NamedTuple):
     """Tokens computed of it behind the step, of those that are known."""
 
 
+class Connector(Protocol):
+    """What a scheduler that loads and stores beside its steps asks (vLLM's ``KVConnectorBase_V1``)."""
+
+    under_way: dict[int, ChunkCopy]
+    """Copies by number, the oldest first."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether output tokens are stored too."""
+        ...
+
+    @property
+    def quiet(self) -> bool:
+        """Whether steps of rows alone change nothing here."""
+        ...
+
+    def look_up(self, job: Job, held: int) -> int | None:
+        """Tokens that can be loaded behind the first ``held``; None if that is to be asked again with the next step."""
+        ...
+
+    def load(self, job: Job, seq: int, held: int, n: int) -> None:
+        """The request has been given blocks for ``n`` tokens behind the first ``held``: load them."""
+        ...
+
+    def preempted(self, job: Job) -> None:
+        """A request is preempted."""
+        ...
+
+    def ended(self, job: Job, computed: int) -> None:
+        """A request is about to give up its blocks; ``computed``: its tokens that may be stored."""
+        ...
+
+    def note_blocks(self, job: Job, seq: int) -> None:
+        """Take note of the blocks that a request was given while nobody looked."""
+        ...
+
+    def compose(self, step: Iterable[Part]) -> StepCopies:
+        """A step has been composed: what is loaded, stored and waited for with it."""
+        ...
+
+    def complete(self, numbers: Iterable[int]) -> list[Job]:
+        """These copies have ended; the requests that have been loaded."""
+        ...
+
+
 class Offloading:
     """Looks up chunks behind what was found in blocks, and decides what is loaded, stored and waited for."""
 
@@ -101,6 +146,11 @@ class Offloading:
         self._loading: set[Key] = set()
         self._fenced: dict[int, set[int]] = {}
         """For blocks of ended requests that are still being stored: by which copies."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether output tokens are stored too."""
+        return self.chunks.answers
 
     @property
     def quiet(self) -> bool:

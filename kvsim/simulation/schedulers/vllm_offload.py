@@ -10,7 +10,7 @@ As of vLLM 0.32.0, whose ``Scheduler`` asks an ``OffloadingConnector`` (``--kv-o
   next step wait for the copy; so does a preemption.
 
 Copies of one direction follow each other over the link. A step sees the copies that have ended when it begins, and the
-scheduler learns of them from its output.
+scheduler learns of them from its output. ``vllm_apart.py`` has the same with prompts that other servers have computed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers.offloading import ChunkCopy, Offloading, Part
+from kvsim.simulation.schedulers.offloading import ChunkCopy, Connector, Offloading, Part
 from kvsim.simulation.schedulers.queues import Queue, queue_for
 from kvsim.simulation.schedulers.vllm import Vllm
 from kvsim.simulation.schedulers.vllm_async import AsyncVllm
@@ -99,9 +99,7 @@ class OffloadingVllm(Vllm):
 
     def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
         super().__init__(scenario, policy, backend, recorder)
-        assert policy.chunks is not None
-        recorder.offloads = True
-        self.offload = Offloading(policy, policy.chunks, caching=scenario.cache.prefix_cache)
+        self.offload = self._connector(scenario)
         self.waiting = self._queues = _Queues(queue_for(scenario.server, policy), queue_for(scenario.server, policy))
         self._requeue = self.waiting.add if scenario.server.requeue == "back" else self.waiting.put_back
         self._loads: dict[Job, _Load] = {}
@@ -123,11 +121,18 @@ class OffloadingVllm(Vllm):
         self._rows_ran = False
         """Whether rows may have been given blocks since anyone looked."""
 
+    def _connector(self, scenario: Scenario) -> Connector:
+        """What says what is loaded and stored."""
+        chunks = self._policy.chunks
+        assert chunks is not None
+        self._recorder.offloads = True
+        return Offloading(self._policy, chunks, caching=scenario.cache.prefix_cache)
+
     # Steps and copies
 
     def use_rule(self, rule: PlacementRule | None) -> None:
         """Let requests that only decode be rows, unless their answers are stored."""
-        super().use_rule(None if self.offload.chunks.answers else rule)
+        super().use_rule(None if self.offload.answers else rule)
 
     def decode_only_steps(self) -> int:
         """One while copies are under way."""
@@ -137,9 +142,13 @@ class OffloadingVllm(Vllm):
     def compose(self, now: float) -> Sequence[Chunk]:
         """Compose the next step, perhaps one without tokens in which copies go on. Raises ``Livelock``."""
         step = self._compose_step(now)
-        if not step and self.rule is None and self.waiting and self.offload.under_way:
+        if not step and self.rule is None and self._waits_for_copies(now):
             self._copies_s += _EMPTY_STEP_S
         return step
+
+    def _waits_for_copies(self, now: float) -> bool:
+        """Whether a server that has nothing to compute goes on looking for copies that have ended."""
+        return bool(self.waiting and (self.offload.under_way or self._loads))
 
     def _compose_step(self, now: float) -> Sequence[Chunk]:
         return super().compose(now)
@@ -183,11 +192,15 @@ class OffloadingVllm(Vllm):
 
     def _seen_to_end(self, now: float) -> list[int]:
         """The copies that had ended when the last step began whose output is known."""
-        seen = self._began_s[0] if now == self._stepped_s else now
+        seen = self._seen_s(now)
         ended = [number for number, at in self._ends_s.items() if at <= seen]
         for number in ended:
             del self._ends_s[number]
         return ended
+
+    def _seen_s(self, now: float) -> float:
+        """When the last step began whose output is known."""
+        return self._began_s[0] if now == self._stepped_s else now
 
     def _launch_copies(self, copies: Iterable[ChunkCopy], at_s: float) -> None:
         """Let copies begin, one after another in each direction."""
@@ -208,8 +221,8 @@ class OffloadingVllm(Vllm):
             super()._count_step(progressed, now)
 
     def _nothing_composed(self, now: float) -> Sequence[Chunk]:
-        """Wait for copies. Raises ``Livelock`` if there are none."""
-        return () if self.offload.under_way else super()._nothing_composed(now)
+        """Wait for copies, or for whoever has been loaded. Raises ``Livelock`` if there are none."""
+        return () if self.offload.under_way or self._loads else super()._nothing_composed(now)
 
     # Requests
 

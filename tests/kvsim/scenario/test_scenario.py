@@ -60,7 +60,7 @@ def test_the_written_file_names_every_key_even_those_not_set():
     machine = (
         "machine.device, machine.engine, machine.weights, machine.n_gpu_layers, machine.cpu_gb_s, machine.host_gb_s"
     )
-    assert text.endswith(f"# not set: workload.max_output_tokens, {server}, {cache}, {machine}\n")
+    assert text.endswith(f"# not set: workload.max_output_tokens, {server}, {cache}, {machine}, cluster.link_gb_s\n")
 
 
 def test_a_file_may_say_nothing(write):

@@ -76,11 +76,8 @@ def name_of(key):
     return key[:-4].hex()
 
 
-def scheduler_of(model, given):
-    """The real scheduler with its connector."""
-    size, length, blocks = given["block_size"], given["max_model_len"], given["num_blocks"]
-    spec = FullAttentionSpec(block_size=size, num_kv_heads=4, head_size=64, dtype=torch.float16)
-    page = spec.page_size_bytes
+def offloading(given, page):
+    """The connector's settings; ``page``: bytes of a block."""
     extra = {
         "spec_name": "CPUOffloadingSpec",
         "cpu_bytes_to_use": page * given["blocks_per_chunk"] * given["chunks"],
@@ -89,6 +86,14 @@ def scheduler_of(model, given):
         "store_threshold": given["store_threshold"],
         "offload_prompt_only": bool(given["prompt_only"]),
     }
+    return {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
+
+
+def scheduler_of(model, given, connector=offloading):
+    """The real scheduler with its connector."""
+    size, length, blocks = given["block_size"], given["max_model_len"], given["num_blocks"]
+    spec = FullAttentionSpec(block_size=size, num_kv_heads=4, head_size=64, dtype=torch.float16)
+    page = spec.page_size_bytes
     config = VllmConfig(
         scheduler_config=SchedulerConfig(
             max_num_seqs=given["max_seqs"],
@@ -99,9 +104,7 @@ def scheduler_of(model, given):
         model_config=ModelConfig(model=model, dtype="float16", max_model_len=length),
         cache_config=CacheConfig(block_size=size, enable_prefix_caching=bool(given["caching"])),
         device_config=DeviceConfig("cpu"),
-        kv_transfer_config=KVTransferConfig(
-            kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=extra
-        ),
+        kv_transfer_config=KVTransferConfig(kv_role="kv_both", **connector(given, page)),
     )
     config.scheduler_config.async_scheduling = given["depth"] > 1  # Only now: on a CPU it would be switched off.
     config.cache_config.num_gpu_blocks = blocks

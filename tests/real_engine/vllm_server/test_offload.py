@@ -1,4 +1,5 @@
-"""What the real vLLM decides of chunks in host memory is what is decided here, under settings that are drawn."""
+"""What the real vLLM decides of chunks in host memory, and of prompts on other servers, is what is decided here, under
+settings that are drawn."""
 
 import os
 import random
@@ -16,23 +17,26 @@ from tests.real_engine.vllm_server.server import SETTINGS
 pytestmark = pytest.mark.slow
 DRAWN = {
     "num_blocks": (26, 32, 40),
+    "caching": (1, 1, 1, 0),
+    "slowest": (2, 4, 8),
+    "max_out": (20, 60),
+}
+OF_CHUNKS = {
     "chunks": (20, 60, 150),
     "blocks_per_chunk": (1, 1, 2, 3),
     "order": ("lru", "arc"),
     "store_threshold": (0, 0, 2),
     "prompt_only": (1, 0),
-    "caching": (1, 1, 1, 0),
-    "slowest": (2, 4, 8),
-    "max_out": (20, 60),
 }
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_every_decision_of_the_real_connector_is_ours(tmp_path, depth):
+@pytest.mark.parametrize(("recorder", "drawn"), [("offload", DRAWN | OF_CHUNKS), ("apart", DRAWN)])
+def test_every_decision_of_the_real_connector_is_ours(tmp_path, recorder, drawn, depth):
     draw = random.Random(seed := time.time_ns() % 1_000_000)
-    given = [f"{name}={draw.choice(values)}" for name, values in DRAWN.items()]
+    given = [f"{name}={draw.choice(values)}" for name, values in drawn.items()]
     given += [f"seed={seed}", f"depth={depth}", "steps=150", "p_arrive=0.2", "p_abort=0.05", "texts=6"]
-    record, out = ROOT / "tests/real_engine/vllm_server/record_offload.py", tmp_path / "offload.jsonl.gz"
+    record, out = ROOT / f"tests/real_engine/vllm_server/record_{recorder}.py", tmp_path / f"{recorder}.jsonl.gz"
     words = [PYTHON, record, write_model(tmp_path / "model"), out, *given]
     done = subprocess.run(words, env=os.environ | SETTINGS, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
