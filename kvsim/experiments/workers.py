@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import gc
 import logging
 import multiprocessing
 import os
@@ -200,11 +201,15 @@ def _on_dask(work: Callable[[Job], Done], jobs: Sequence[Job], address: str) -> 
         from distributed import as_completed as completed
     except ImportError:
         raise UserError(f"dask is not installed; install it with: {install_extra('dask')}") from None
+    reason = ""
     try:
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as e:
         reason = str(e).splitlines()[0] if str(e) else type(e).__name__
-        raise UserError(f"{address}: no dask scheduler answers there: {reason}") from None
+    if reason:
+        # It closes itself when it is collected: in a thread that the next client starts, both would wait for each other.
+        gc.collect()
+        raise UserError(f"{address}: no dask scheduler answers there: {reason}")
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # What goes wrong is said below, in a line.
     with client:
         futures = client.map(partial(_with_plugins, loaded_files(), partial(_with_one_thread, work)), jobs, pure=False)
