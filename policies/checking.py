@@ -155,6 +155,8 @@ def holds_every_token(
             if policy.forgets or group.window is not None:
                 right = positions == sorted(set(positions)) and positions[-1:] == [n - 1] * bool(n)
                 right = right or at_least
+                if group.chunked and group.window is not None and n % group.window == 0:
+                    right = right or not positions
             else:
                 right = positions == list(range(n))
             if not right:

@@ -139,6 +139,9 @@ class Policy(Admits, FindsPrefixes, Exports, Loads, SavesCheckpoints, Compacts, 
     can_reserve: bool = False
     """Whether ``reserve`` sets room aside chunk by chunk; otherwise it says yes, and ``allocate`` may still refuse."""
 
+    cuts_chunks: bool = False
+    """Whether the chunks of a prompt must end where ``cut_chunk`` says."""
+
     contiguous: bool = False
     """Whether a micro-batch needs one free extent, so that the largest one limits it; otherwise any free cells do."""
 
@@ -156,6 +159,14 @@ class Policy(Admits, FindsPrefixes, Exports, Loads, SavesCheckpoints, Compacts, 
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Announce a sequence that is about to start and holds nothing yet; by default nothing happens."""
+
+    def cut_chunk(self, seq: int, start: int, n: int, *, prompt: int, tokens: int, most: int) -> int:
+        """With how many of ``n`` tokens from ``start`` on a sequence may go on in a step; 0: with none.
+
+        ``prompt``, ``tokens``: tokens of its prompt, and all that are known; ``most``: those that a step ever takes of
+        one sequence. Asked of policies that declare ``cuts_chunks``; by default all.
+        """
+        return n
 
     def refusal(self, plan: SequencePlan) -> str | None:
         """Why such a sequence could not be served even if it had the cache to itself, with the sizes; or None."""

@@ -287,6 +287,8 @@ class Group:
     """Independent caches of equal size that its cells are divided into, in order."""
     host_cells: int = 0
     """Cells of the host tier behind it."""
+    chunked: bool = False
+    """Whether attention looks back to the last multiple of ``window`` only."""
 
 
 class MicroBatch(NamedTuple):

@@ -46,6 +46,7 @@ from kvsim.scenario.speculation_section import SpeculationSection
 from kvsim.scenario.trace_sections import REGISTERED
 from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, RelativeCosts, engine_of
+from policies.paging.cache_groups import GroupSpec
 from workloads.request import timed
 
 _SCHEDULER_ENGINES: dict[str, EngineVersion] = {
@@ -250,7 +251,8 @@ class Scenario(Section):
             seed=self.seed,
             for_any_layout=True,
             drops_last_found=self.speculation.reads_hidden_states,
-            **self.cache.model_dump(exclude={"policy", "unified", "type_k", "type_v", "cells"}),
+            groups=tuple(GroupSpec(**group.model_dump()) for group in self.cache.groups),
+            **self.cache.model_dump(exclude={"policy", "unified", "type_k", "type_v", "cells", "groups"}),
         )
         return config if costs is None else config.with_options(costs=costs)
 

@@ -12,9 +12,10 @@ from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.engine_shapes import ModelShape, Storage, is_engine_model, shape_of
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.model.memory_shapes import memory_shape
-from kvsim.scenario.section import NonNegativeInt, PositiveInt, Section, Several
+from kvsim.scenario.section import NonNegativeInt, PositiveInt, Section, Several, entries
 from kvsim.scenario.server_defaults import SCHEDULERS, known_in
 from policies import AdmissionRuleName, FreeOrder, Kernel, SearchName, current_name
+from policies.paging.cache_groups import GroupKind
 from policies.paging.eviction import EVICTION_ORDERS
 from policies.paging.host_chunks import OffloadOrder
 
@@ -134,6 +135,23 @@ PolicyName = Annotated[str, AfterValidator(current_name)]
 """The name of a policy; an alias becomes the current name."""
 
 
+class GroupSection(Section):
+    """A group of layers that share a block table; the keys are those of each table in ``[[cache.groups]]``."""
+
+    kind: GroupKind
+    """What is kept: every token ("full", or "latent" for MLA), those in a "window" or of the present chunk ("chunked"),
+    or one "state" for the sequence (Mamba, linear attention)."""
+    block_size: PositiveInt = PRESENT["vLLM"].block_size
+    """Tokens in a block; of a state: after how many it may be kept to be found again (``mamba_block_size``)."""
+    span: NonNegativeInt = 0
+    """Tokens of the window, or of a chunk."""
+    layers: PositiveInt = 1
+    """Layers of the group; only their proportion among groups counts."""
+    checkpoint_grid: NonNegativeInt = 0
+    """Of a state: a pass may also keep the state that it had before its end, a multiple of so many tokens behind its
+    start; 0: never (``prefill_checkpoint_alignment``: 1 for Mamba 2)."""
+
+
 class CacheSection(Section):
     """The KV cache and its allocation policy."""
 
@@ -193,6 +211,12 @@ class CacheSection(Section):
     conservativeness: Annotated[float, Field(ge=0, le=100)] = 1.0
     """Paged, ``admission = "expected"``: the larger, the more running requests are expected to generate
     (SGLang's ``--schedule-conservativeness``)."""
+    groups: Annotated[tuple[GroupSection, ...], entries(0, 64)] = ()
+    """vllm: groups of layers that keep different things, over one pool of blocks; without any, all layers keep every
+    token."""
+    retention: Annotated[int, Field(ge=-1)] = 0
+    """vllm, with ``groups``: tokens between the states and windows that stay cached, besides those at the ends of
+    prompts and where texts were seen to part; 0: only these, -1: all (``--prefix-cache-retention-interval``)."""
     host_cells: Annotated[int, Field(ge=0, le=2**26)] = 0
     """Paged: cells in host memory, for blocks that are evicted or swapped out; ``vllm``: for chunks of blocks, which
     are copied beside the steps, as by vLLM's OffloadingConnector (``--kv-offloading-size``)."""

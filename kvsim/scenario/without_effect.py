@@ -81,6 +81,10 @@ def _of_cache(scenario: Scenario, preset: Preset) -> Iterator[str]:
     yield from (f"cache.{key}" for key in type(cache).model_fields if key not in known)
     if (cache.kernel or preset.kernel) != "masked":
         yield "cache.pad"
+    if cache.groups and "groups" in preset.parameters:
+        yield from ("cache.block_size", "cache.kernel", "cache.host_cells", *_OF_CHUNKS)
+    else:
+        yield "cache.retention"
     divides = "unified" in preset.parameters or scenario.server.scheduler in TODAYS_SERVERS
     if cache.policy == "streams" or (scenario.server.slot_context is not None and not divides):
         yield "cache.unified"

@@ -20,6 +20,7 @@ from policies.paging.admission_rules import admission_rule
 from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable, blocks_for, blocks_for_each, most_blocks_in_window
 from policies.paging.blocks import BlockPool
+from policies.paging.cache_groups import GroupSpec
 from policies.paging.eviction import Eviction, FreeOrder
 from policies.paging.free_lists.belady import Future
 from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
@@ -82,6 +83,10 @@ class PagedOptions:
     """vllm: how often a chunk must have been computed before it is stored; below 2: it is at once."""
     offload_answers: bool = False
     """vllm: chunks of answers are stored, too."""
+    groups: tuple[GroupSpec, ...] = ()
+    """vllm: groups of layers that keep different things; none: all layers keep every token."""
+    retention: int = 0
+    """vllm, with ``groups``: as ``HybridOptions`` has it."""
     future: Callable[[], Iterable[tuple[int, Content, int]]] | None = None
     """For clairvoyant eviction: number, content and prompt length of every request, in the order expected."""
 

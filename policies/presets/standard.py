@@ -165,6 +165,10 @@ def _paged_window(name: str, config: CacheConfig) -> Policy:
 
 
 def _vllm(name: str, config: CacheConfig) -> Policy:
+    if config.options.get("groups"):
+        from policies.layouts.hybrid_paged import HybridPagedPolicy
+
+        return HybridPagedPolicy(name, config)
     return paged(name, config.with_options(eviction="lru", free_order="0.33.0", admission="as-it-fits"), offloads=True)
 
 
@@ -383,7 +387,7 @@ STANDARD = (
         _NONE,
         _NEVER,
         "gather",
-        ("block_size", "prefix_cache", "watermark", *_OFFLOAD_KEYS),
+        ("block_size", "prefix_cache", "watermark", "groups", "retention", *_OFFLOAD_KEYS),
         "vLLM 0.33.0, vllm/v1/core; recorded runs agree block by block",
         _vllm,
         engine="vLLM 0.33.0",

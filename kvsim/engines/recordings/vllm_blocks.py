@@ -15,6 +15,8 @@ from kvsim.engines.recordings.replay import State
 from policies import CacheConfig, Content
 from policies.content import Key
 from policies.layouts.paged import PagedPolicy
+from policies.paging.blocks import BlockPool
+from policies.paging.cache_groups import group_key
 from policies.paging.eviction import free_blocks
 from policies.paging.host_chunks import HostChunks, OffloadOrder
 
@@ -52,7 +54,7 @@ class VllmCache:
         effective = header.get("effective", header)
         return VllmCache(
             whole_number(header, "num_blocks"),
-            whole_number(header, "block_size"),
+            1 if "groups" in header else whole_number(header, "block_size"),
             bool(header["caching"]),
             max_tokens,
             max_in_flight=effective.get("max_in_flight", UNBOUNDED) // effective.get("max_concurrent_batches", 1),
@@ -100,14 +102,15 @@ def _host_chunks(given: Record) -> HostChunks:
 class PolicyStates:
     """The states of a policy in the fields of recordings, whose ids of full blocks are hashes of their tokens."""
 
-    def __init__(self, policy: PagedPolicy):
-        self._policy = policy
+    def __init__(self, pool: BlockPool, size: int, groups: int = 0):
+        """``size``: tokens that have an id together. ``groups``: cache groups whose blocks the pool has, if several."""
+        self._pool, self._size, self._groups = pool, size, groups
         self._evicted: list[list[object]] = []
         self._ids: dict[Key, str] = {}
         """The recordings' ids, by our content keys."""
         self._texts: dict[Content, tuple[list[int], list[str]]] = {}
         """By content: the tokens of its last, incomplete block, and the ids of the full blocks before it."""
-        policy.pool.on_evict = lambda block, key: self._evicted.append([block, self._ids[key]])
+        pool.on_evict = lambda block, key: self._evicted.append([block, self._ids[key]])
 
     def extend(self, content: Content, piece: Sequence[int]) -> None:
         """Let a content grow by a segment, and learn the ids of the blocks that become full."""
@@ -115,14 +118,17 @@ class PolicyStates:
         content.extend((seed, start, n))
         tokens, ids = self._texts.setdefault(content, ([], []))
         tokens += _tokens_of(seed, start, n)
-        size = self._policy.block_size
+        size = self._size
         while len(tokens) >= size:
             block = ",".join(map(str, tokens[:size]))
             del tokens[:size]
             parent = ids[-1] if ids else "root"
             ids.append(blake2b(f"{parent}|{block}".encode(), digest_size=6).hexdigest())
         for key, own in zip(content.keys(size, len(ids)), ids, strict=False):
-            self._ids.setdefault(key, own)
+            if not self._groups:
+                self._ids.setdefault(key, own)
+            for group in range(self._groups):
+                self._ids.setdefault(group_key(key, group), f"{own}:{group}")
 
     def names_of(self, keys: Iterable[Key]) -> list[str]:
         """The recordings' ids of blocks."""
@@ -130,7 +136,7 @@ class PolicyStates:
 
     def after(self, record: Record) -> State:
         """Our values of the fields that every record has, since the last call."""
-        pool = self._policy.pool
+        pool = self._pool
         queue = pool.free.order()
         blocks = [[pool.refs[b], 0 if (key := pool.keys[b]) is None else self._ids[key]] for b in range(1, pool.n)]
         evicted, self._evicted = self._evicted, []

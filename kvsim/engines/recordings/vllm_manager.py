@@ -18,7 +18,7 @@ class ManagerReplay(Replay):
     def __init__(self, header: Record):
         self.era = f"{header['vllm']}, manager"
         self._policy = VllmCache.of(header, UNBOUNDED).build(PagedPolicy)
-        self._states = PolicyStates(self._policy)
+        self._states = PolicyStates(self._policy.pool, self._policy.block_size)
         self._contents: dict[str, Content] = {}
         self._prompts: dict[str, int] = {}
         self._seqs: dict[str, int] = {}

@@ -9,6 +9,7 @@ from typing import Any
 from kvsim.engines.recordings.recording_files import Record, whole_number
 from kvsim.engines.recordings.replay import Replay, State, ZeroTimeBackend
 from kvsim.engines.recordings.vllm_blocks import UNBOUNDED, PolicyStates, VllmCache, crc, recorded_state
+from kvsim.engines.recordings.vllm_groups import GroupCallLog, group_policy
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.drafts import Drafts
@@ -35,6 +36,18 @@ class _CallLog(PagedPolicy):
 
     calls: list[list[Any]]
     name_of: dict[Content, str]
+
+    def tables_of(self, seq: int) -> list[int]:
+        """The blocks that a sequence has."""
+        return list(self.tables[seq].blocks)
+
+    def content_of(self, seq: int) -> Content:
+        """What a sequence says."""
+        return self.tables[seq].content
+
+    def states(self) -> PolicyStates:
+        """Its states in the fields of recordings."""
+        return PolicyStates(self.pool, self.block_size)
 
     def match(self, seq: int, content: Content, tokens: int) -> int:
         """Look up a prefix, and log it."""
@@ -65,7 +78,7 @@ class _CallLog(PagedPolicy):
 class _Driven(Vllm):
     """vLLM's scheduler without our checks: like the original, it refuses no request, and waits for ever."""
 
-    def __init__(self, scenario: Scenario, policy: _CallLog, max_tokens: int):
+    def __init__(self, scenario: Scenario, policy: _CallLog | GroupCallLog, max_tokens: int):
         super().__init__(scenario, policy, ZeroTimeBackend(), Recorder())
         self._context, self._limit = max_tokens, max_tokens - 1
         self._log = policy
@@ -146,7 +159,7 @@ class _OffloadLog(Offloading):
 class _DrivenOffloading(_Driven, OffloadingVllm):
     """The scheduler with chunks in host memory, without our checks; the replay says when copies have ended."""
 
-    def __init__(self, scenario: Scenario, policy: _CallLog, max_tokens: int):
+    def __init__(self, scenario: Scenario, policy: _CallLog | GroupCallLog, max_tokens: int):
         super().__init__(scenario, policy, max_tokens)
         assert policy.chunks is not None
         self.offload = self.log = _OffloadLog(policy, policy.chunks, caching=scenario.cache.prefix_cache)
@@ -205,7 +218,7 @@ class _ReadLog(RemoteReads):
 class _DrivenApart(_Driven, ApartVllm):
     """The scheduler of a server that prefills for others and reads from others; the replay says when reads end."""
 
-    def __init__(self, scenario: Scenario, policy: _CallLog, max_tokens: int):
+    def __init__(self, scenario: Scenario, policy: _CallLog | GroupCallLog, max_tokens: int):
         super().__init__(scenario, policy, max_tokens)
         self.offload = self.reads = self.log = _ReadLog(policy)
         self.log.looks, self.log.composed = [], []
@@ -232,6 +245,7 @@ class _StepReplay(Replay):
     def __init__(
         self,
         cache: VllmCache,
+        policy: _CallLog | GroupCallLog,
         server: dict[str, Any],
         *,
         asynchronous: bool,
@@ -240,7 +254,7 @@ class _StepReplay(Replay):
     ):
         """``server``: keys of ``[server]``; ``speculation``: the method, and the tokens of a draft; ``apart``: others
         prefill for it, and it for others."""
-        policy = self._policy = cache.build(_CallLog)
+        self._policy = policy
         policy.calls, policy.name_of = [], {}
         table = {"scheduler": "vllm", "async_scheduling": asynchronous, **server}
         cells = {"cells": policy.groups[0].cells, "prefix_cache": cache.caching}
@@ -280,8 +294,9 @@ class SchedulerReplay(_StepReplay):
             "order": header.get("policy", "fcfs"),
         }
         speculation, apart = header.get("speculation"), bool(header.get("apart", False))
-        super().__init__(cache, server, asynchronous=asynchronous, speculation=speculation, apart=apart)
-        self._states = PolicyStates(self._policy)
+        policy = group_policy(cache, header) if "groups" in header else cache.build(_CallLog)
+        super().__init__(cache, policy, server, asynchronous=asynchronous, speculation=speculation, apart=apart)
+        self._states = self._policy.states()
         self._jobs: dict[str, Job] = {}
         if speculation is not None:
             self.era += f", drafts of {speculation['tokens']} tokens ({speculation['method']})"
@@ -301,8 +316,8 @@ class SchedulerReplay(_StepReplay):
             held = sorted(names[job.content] for job in scheduler.now_held)
             scheduler.now_held.clear()
         step = scheduler.schedule(0.0)
-        tables = {chunk.seq: list(policy.tables[chunk.seq].blocks) for chunk in step}
-        of = {chunk.seq: names[policy.tables[chunk.seq].content] for chunk in step}
+        tables = {chunk.seq: policy.tables_of(chunk.seq) for chunk in step}
+        of = {chunk.seq: names[policy.content_of(chunk.seq)] for chunk in step}
         emitting = [of[chunk.seq] for chunk in step if chunk.start + chunk.n >= self._jobs[of[chunk.seq]].tokens]
         self._drafts.follow(record)
         checked = [(of[chunk.seq], _drafted(self._jobs[of[chunk.seq]], chunk)) for chunk in step]
@@ -410,7 +425,7 @@ class ServerReplay(_StepReplay):
             "reserve_full": bool(engine.get("scheduler_reserve_full_isl", True)),
             "order": engine.get("scheduling_policy", "fcfs"),
         }
-        super().__init__(cache, server, asynchronous=asynchronous)
+        super().__init__(cache, cache.build(_CallLog), server, asynchronous=asynchronous)
         self._to_come: deque[tuple[float, Job]] = deque()
         self._in_order = True
         self._hits: dict[int, int] = {}
@@ -462,7 +477,7 @@ class ServerReplay(_StepReplay):
         scheduler.ended.clear()
         self._tell_finished = False
         step = scheduler.schedule(at)
-        of = {chunk.seq: int(policy.name_of[policy.tables[chunk.seq].content]) for chunk in step}
+        of = {chunk.seq: int(policy.name_of[policy.content_of(chunk.seq)]) for chunk in step}
         new = [job for job in scheduler.started if not job.preemptions]
         again = [job for job in scheduler.started if job.preemptions]
         ours: State = {

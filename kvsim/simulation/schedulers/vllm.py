@@ -338,6 +338,8 @@ class Vllm(SchedulerBase):
         while at < len(running) and budget > slots:
             job = running[at]
             n = min(self._outstanding(job), self._most_of_one, budget - slots, self._room(job))
+            if self._policy.cuts_chunks and n > 0:
+                n = self._cut(job, job.slot, job.computed, n)
             if n <= 0:
                 at += 1
                 continue
@@ -394,6 +396,10 @@ class Vllm(SchedulerBase):
                 if not self._chunked and not swapped:
                     return
                 n = budget - slots
+            if policy.cuts_chunks:
+                n = self._cut(job, slot, held, n)
+                if not n:
+                    return
             chunk = Chunk(slot, held, n)
             policy.open(slot, plan)
             whole = tokens if self._reserve_full else 0
@@ -412,6 +418,16 @@ class Vllm(SchedulerBase):
     def _is_prefilling(self, job: Job) -> bool:
         """Whether a running job has more to compute than its newest token."""
         return not job.generated or job.computed < job.tokens - 1
+
+    def _cut(self, job: Job, slot: int, start: int, n: int) -> int:
+        """How many of these tokens the policy lets a job have in a step."""
+        most = min(self._budget, self._threshold or self._budget)
+        prompt, tokens = job.request.prompt_tokens, self._tokens_known(job)
+        return self._policy.cut_chunk(slot, start, n, prompt=prompt, tokens=tokens, most=most)
+
+    def _tokens_known(self, job: Job) -> int:
+        """Tokens of a job of which it is known what they say."""
+        return job.tokens
 
     def _outstanding(self, job: Job) -> int:
         """Tokens of a running job that are still to be composed, those drafted among them."""

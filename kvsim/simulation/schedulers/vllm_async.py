@@ -200,6 +200,10 @@ class AsyncVllm(Vllm):
         """Tokens of a job of which it is known what they say."""
         return job.tokens + flown.beyond - flown.outputs
 
+    def _tokens_known(self, job: Job) -> int:
+        flown = self._in_flight.get(job)
+        return job.tokens if flown is None else self._known(job, flown)
+
     def _reserve(self, job: Job, chunk: Chunk) -> bool:
         flown = self._in_flight.get(job)
         if flown is None:

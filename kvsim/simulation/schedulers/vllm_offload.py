@@ -338,10 +338,6 @@ class OffloadingVllm(Vllm):
         self._prefilling.pop(job, None)
         self.offload.ended(job, computed)
 
-    def _tokens_known(self, job: Job) -> int:
-        """Tokens of a job of which it is known what they say."""
-        return job.tokens
-
 
 class _StillInFlight(Exception):
     """The request to be preempted is in a step in flight, so that its blocks would not be free at once."""
@@ -419,7 +415,3 @@ class AsyncOffloadingVllm(OffloadingVllm, AsyncVllm):
 
     def _unready(self) -> set[Job]:
         return set(self._stale)
-
-    def _tokens_known(self, job: Job) -> int:
-        flown = self._in_flight.get(job)
-        return job.tokens if flown is None else self._known(job, flown)

@@ -7,6 +7,7 @@ import numpy as np
 from policies import checking
 from policies.checking import cells_by_owner
 from policies.paging.blocks import NULL
+from policies.paging.cache_groups import group_key
 
 
 def the_policy_keeps_its_word(policy, shadow):
@@ -35,7 +36,7 @@ def a_cell_has_two_owners_only_for_a_copied_token(policy, shadow):
             for cell, token in zip(cells, shadow.tokens_at(group, seq, positions), strict=True):
                 assert token_in.setdefault(cell, token) == token
         assert set(token_in) == {cell for cell, of in enumerate(owners) if of}
-        if shadow.streams == 1 and not shadow.caches:
+        if shadow.streams == 1 and not shadow.in_blocks:
             assert len(set(token_in.values())) == len(token_in)
 
 
@@ -52,8 +53,36 @@ def blocks_are_counted(policy, shadow):
             assert len(pool.free) == len(free)
 
 
+def one_pool_has_the_blocks_of_all_groups(policy, shadow):
+    if not shadow.grouped:
+        return
+    pool, parts, sequences = policy.pool, policy.blocks.parts, policy.blocks.sequences.values()
+    held = Counter(block for s in sequences for table in s.tables for block in table.blocks if block != NULL)
+    assert list(pool.refs) == [held[block] for block in range(pool.n)]
+    assert sorted(pool.free.order()) == [block for block in range(1, pool.n) if not held[block]]
+    in_group = {}
+    for at, part in enumerate(parts):
+        for block in {block for s in sequences for block in s.tables[at].blocks} - {NULL}:
+            assert in_group.setdefault(block, at) == at
+        if not part.spec.holds_cells:
+            # The state that a step begins with, the one that it ends with, and a checkpoint.
+            assert all(sum(block != NULL for block in s.tables[at].blocks) <= 3 for s in sequences)
+    keyed = {block: key for block, key in enumerate(pool.keys) if key is not None}
+    assert policy.blocks.prefix_cache or not keyed
+    assert pool.n_free_cached == sum(not held[block] for block in keyed)
+    text = {
+        group_key(key, at): (at, words) for key, words in shadow.words.block_text.items() for at in range(len(parts))
+    }
+    for block, key in keyed.items():
+        at, words = text[key]
+        if parts[at].spec.holds_cells:
+            group, size = policy.tables_of_groups.index(at), parts[at].size
+            held_there = shadow.ids[group][block * size : (block + 1) * size].tolist()
+            assert held_there[-len(words) :] == words
+
+
 def a_large_page_is_used_by_one_kind(policy, shadow):
-    if not policy.shared_memory:
+    if not policy.shared_memory or shadow.grouped:
         return
     memory, taken = policy.pages, {}
     in_use = Counter()
@@ -78,7 +107,7 @@ def a_large_page_is_used_by_one_kind(policy, shadow):
 def cached_blocks_hold_what_their_key_says(policy, shadow):
     for group, cache in shadow.caches:
         cached_in(cache, group, shadow)
-    if policy.shared_memory:
+    if policy.shared_memory and not shadow.grouped:
         sizes = [cache.pool.n_free_cached * policy.block_size for _, cache in shadow.caches]
         layers = [kind.layers for kind in policy._layout.kinds]
         assert policy.usage().cached == np.dot(sizes, layers) // sum(layers)
@@ -109,6 +138,7 @@ ALWAYS_TRUE = (
     cells_hold_what_sequences_remember,
     a_cell_has_two_owners_only_for_a_copied_token,
     blocks_are_counted,
+    one_pool_has_the_blocks_of_all_groups,
     a_large_page_is_used_by_one_kind,
     cached_blocks_hold_what_their_key_says,
 )
@@ -124,7 +154,8 @@ def nothing_is_left(policy, shadow):
 def state_of(policy, shadow):
     """Everything that can be seen of a policy."""
     maps = [policy.occupancy(group) for group in range(len(policy.groups))]
-    pool = [(cache.pool.free.order(), list(cache.pool.keys)) for _, cache in shadow.caches]
+    pools = [policy.pool] if shadow.grouped else [cache.pool for _, cache in shadow.caches]
+    pool = [(each.free.order(), list(each.keys)) for each in pools]
     return [(m.position.tolist(), m.owners) for m in maps], policy.usage(), policy.sequences(), pool
 
 
@@ -133,7 +164,7 @@ def only_compaction_changed(policy, shadow, step, before, *, untouched):
 
     ``untouched``: no micro-batch was kept.
     """
-    if shadow.caches:
+    if shadow.in_blocks:
         only_the_window_moved(policy, shadow, step, before)
         return
     for chunk in step:
@@ -168,15 +199,20 @@ def only_the_window_moved(policy, shadow, step, before):
         return
     after = state_of(policy, shadow)
     windows = {group: cache.window for group, cache in shadow.caches if cache.window is not None}
-    if not windows:
+    if shadow.grouped:
+        windows = {at: group.window for at, group in enumerate(policy.groups) if group.window is not None}
+    if not windows and not (shadow.grouped and policy.cuts_chunks):
         assert after == before
         return
-    size = policy.block_size
     for group in range(len(policy.groups)):
         if group not in windows:
             assert after[0][group] == before[0][group]
             continue
-        first = {chunk.seq: max(chunk.start + 1 - windows[group], 0) // size * size for chunk in step}
+        size = policy.blocks.parts[policy.tables_of_groups[group]].size if shadow.grouped else policy.block_size
+        if shadow.grouped:
+            first = {chunk.seq: shadow.lowest(group, chunk.start) // size * size for chunk in step}
+        else:
+            first = {chunk.seq: max(chunk.start + 1 - windows[group], 0) // size * size for chunk in step}
         (position, owners), (now, owners_now) = before[0][group], after[0][group]
         stay = [{seq for seq in of if at >= first.get(seq, 0)} for at, of in zip(position, owners, strict=True)]
         assert [set(of) for of in owners_now] == stay

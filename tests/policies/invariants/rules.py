@@ -201,7 +201,7 @@ class CacheMachine(RuleBasedStateMachine):
             checks.only_compaction_changed(self.policy, self.shadow, step, before, untouched=not batches)
         self.shadow.run(batches, done)
         if full:
-            self.shadow.moves_unreported = self.shadow.rotations_unreported = not self.shadow.caches
+            self.shadow.moves_unreported = self.shadow.rotations_unreported = not self.shadow.in_blocks
         self.shadow.say_late()
 
     # Sequences end, and give up tokens

@@ -8,6 +8,7 @@ or in the wrong order, shows as a cell that does not hold what the policy says i
 import numpy as np
 
 from policies.checking import cells_by_owner
+from policies.layouts.hybrid_paged import HybridPagedPolicy
 from policies.layouts.paged import PagedPolicy
 from policies.layouts.ring import RingOptions
 from policies.layouts.token_eviction import TokenEvictionOptions
@@ -46,6 +47,9 @@ class Shadow:
         self.streams = policy.groups[0].streams
         self.paged = isinstance(policy, PagedPolicy)
         self.caches = block_caches(policy)
+        self.grouped = isinstance(policy, HybridPagedPolicy)
+        """Whether several groups have their blocks in one pool."""
+        self.in_blocks = self.grouped or bool(self.caches)
         self.moves_unreported = self.rotations_unreported = self.transfers_unreported = False
         """Whether the shadow waits for moves, rotations or transfers that the policy will report later."""
         self.ids = [np.full(group.cells, -1) for group in policy.groups]
@@ -87,7 +91,7 @@ class Shadow:
     def hold_window(self, seq):
         """What the next token sees must be there."""
         for group, kept in self.window.items():
-            kept[seq] = set(self.text[seq][max(len(self.text[seq]) + 1 - self.policy.groups[group].window, 0) :])
+            kept[seq] = set(self.text[seq][self.lowest(group, len(self.text[seq])) :])
 
     def end(self, seq):
         """It holds nothing any more."""
@@ -155,7 +159,14 @@ class Shadow:
     def window_moves_on(self, seq, end):
         """Once a sequence ends at ``end``, cells outside of the window of its next token may be used again."""
         for group, kept in self.window.items():
-            kept[seq] -= set(self.text[seq][: max(end + 1 - self.policy.groups[group].window, 0)])
+            kept[seq] -= set(self.text[seq][: self.lowest(group, end)])
+
+    def lowest(self, group, position):
+        """The first position that a token at ``position`` sees through a group's window."""
+        window = self.policy.groups[group].window
+        if self.policy.groups[group].chunked:
+            return position // window * window
+        return max(position + 1 - window, 0)
 
     # Cells
 
@@ -206,7 +217,7 @@ class Shadow:
             ids, rotary = self.ids[group], self.rotary[group]
             assert group == 0 or not place.transfers
             self._transfer(place.transfers)
-            if self.caches and place.moves.n_runs:
+            if self.in_blocks and place.moves.n_runs:
                 self.note("copied on write")
             if self.evicts and place.moves.n_runs:
                 self.note("compacted")
@@ -241,8 +252,7 @@ class Shadow:
             written[chunk.seq] = self.words.spell(more, text[-1] if text else None)
             text += written[chunk.seq]
             for group, kept in self.window.items():
-                lowest = ends[chunk.seq] + 1 - self.policy.groups[group].window
-                kept[chunk.seq] |= set(text[max(lowest, chunk.start) :])
+                kept[chunk.seq] |= set(text[max(self.lowest(group, ends[chunk.seq]), chunk.start) :])
         return written
 
     def tokens_at(self, group, seq, positions):

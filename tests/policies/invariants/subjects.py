@@ -12,6 +12,7 @@ from policies.layouts.llamacpp import mid_2025, today
 from policies.layouts.multi_stream import CacheSpec, StreamOptions
 from policies.layouts.paged import PagedOptions, PagedPolicy
 from policies.layouts.unified import ArenaOptions
+from policies.paging.cache_groups import GroupSpec
 from policies.paging.eviction import free_blocks
 from policies.presets.papers.token_eviction import PRESETS as TOKEN_EVICTION
 
@@ -69,14 +70,37 @@ def paged_over_a_host_tier(config):
     return available()["paged"](config)
 
 
-POLICIES = available() | {
-    "mid-2025": mid_2025_with_defragmentation,
-    "tight sliding-window": tight_sliding_window,
-    "tails only": window_with_tails_only,
-    "host tier": paged_over_a_host_tier,
+def grouped(*groups):
+    """vLLM with these groups of layers, and with as many blocks as the others have cells."""
+
+    def build(config):
+        config = replace(config.with_options(groups=groups, host_cells=0), cells=max(config.cells, 64))
+        return available()["vllm"](config)
+
+    return build
+
+
+_FULL, _STATE = GroupSpec("full", 4), GroupSpec("state", 4)
+GROUPED = {
+    "vllm full, window": grouped(_FULL, GroupSpec("window", 4, 10), GroupSpec("window", 4, 10)),
+    "vllm uneven": grouped(GroupSpec("window", 8, 12), GroupSpec("latent", 4)),
+    "vllm full, state": grouped(_FULL, _STATE),
+    "vllm checkpoints": grouped(_FULL, GroupSpec("state", 4, checkpoint_grid=1), GroupSpec("window", 4, 9)),
+    "vllm full, chunked": grouped(_FULL, GroupSpec("chunked", 4, 16)),
 }
+POLICIES = (
+    available()
+    | GROUPED
+    | {
+        "mid-2025": mid_2025_with_defragmentation,
+        "tight sliding-window": tight_sliding_window,
+        "tails only": window_with_tails_only,
+        "host tier": paged_over_a_host_tier,
+    }
+)
 _MANY = {"no room", "preempted before written"}
 MUST_BE_SEEN = {name: _MANY | {"hit", "copied on write"} for name in ("paged", "vllm", "paged-window", "tails only")}
+MUST_BE_SEEN |= {name: _MANY | {"hit"} for name in GROUPED}
 MUST_BE_SEEN["radix-tree"] = _MANY | {"hit"}
 MUST_BE_SEEN |= {name: _MANY | {"hit"} for name in ("two-level-pages", "layer-groups", "uniform-pages")}
 MUST_BE_SEEN["expected-length"] = MUST_BE_SEEN["no-evict"] = {"hit"}
@@ -89,7 +113,7 @@ MUST_BE_SEEN |= {
 MUST_BE_SEEN["host tier"] = _MANY | {"hit", "hit in the host tier", "imported", "reserve refused"}
 """Situations that the machine must have met with a policy."""
 
-VARIANTS = {"no-evict", "expected-length", "layer-groups", "uniform-pages"} | {
+VARIANTS = {"no-evict", "expected-length", "layer-groups", "uniform-pages", *list(GROUPED)[1:]} | {
     preset.name for preset in TOKEN_EVICTION if preset.name not in ("h2o", "h2o-packed")
 }
 """Those that differ from another one in a parameter or two; they are tried less often."""

@@ -3,6 +3,7 @@
 from itertools import count
 
 from policies import Content, Policy, SequencePlan
+from policies.layouts.hybrid_paged import HybridPagedPolicy
 
 PRIVATE = 1 << 20
 """Texts from here on are said by one sequence only."""
@@ -18,7 +19,7 @@ class Words:
     def __init__(self, policy):
         self.by_content = type(policy).match is not Policy.match
         """Whether the policy finds prefixes by their content."""
-        self._block_size = policy.block_size
+        self._block_size = policy.blocks.hashed if isinstance(policy, HybridPagedPolicy) else policy.block_size
         self._fresh = count()
         self._sources = count(PRIVATE)
         self._requests = count()
