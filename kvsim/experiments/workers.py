@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import gc
 import logging
 import multiprocessing
 import os
@@ -207,7 +206,7 @@ def _on_dask(work: Callable[[Job], Done], jobs: Sequence[Job], address: str) -> 
     except (OSError, ValueError) as e:
         reason = str(e).splitlines()[0] if str(e) else type(e).__name__
     if reason:
-        # It closes itself when it is collected: in a thread that the next client starts, both would wait for each other.
+        # It closes itself when it is collected: in a thread that the next client starts, both would wait for ever.
         gc.collect()
         raise UserError(f"{address}: no dask scheduler answers there: {reason}")
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # What goes wrong is said below, in a line.
