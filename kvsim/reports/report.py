@@ -180,6 +180,7 @@ _MAKERS = {
     "DeviceComparison": "recommendation_report.advice_report",
     "DeviceFit": "profile_report.fit_report",
     "Diagnosis": "diagnosis_report.diagnosis_report",
+    "DraftCounts": "draft_counts_report.draft_counts_report",
     "EvictionCost": "accuracy_report.eviction_report",
     "LiveValidation": "held_report.live_validation_report",
     "MemoryAnswer": "recommendation_report.advice_report",

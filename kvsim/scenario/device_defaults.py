@@ -85,7 +85,7 @@ def with_device_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozense
         engine = engine_on(sections, device, model, weights)
         placed["flash_attn"] = engine != "llamacpp" or sections["cache"].get("kernel") != "masked"
         served = Served(engine, device, model, tp, weights, **types, **placed, ep=machine.get("expert_parallel", 1))
-        found = _defaults_that_fit(sections, served)
+        found = _defaults_that_fit(sections, served, data.get("speculation"))
     except UserError as e:
         raise ValueError(str(e)) from None
     filled = frozenset((section, key) for section, key in found if sections[section].get(key) is None)
@@ -131,25 +131,26 @@ def weights_assumed(weights: str) -> str:
     return f"weights in {weights}, since the model's own do not fit (--weights)"
 
 
-def _defaults_that_fit(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, str], Any]:
+def _defaults_that_fit(sections: dict[str, dict[str, Any]], of: Served, speculation: Any) -> dict[tuple[str, str], Any]:
     """The defaults, with smaller weights where none were named and the model's own do not fit."""
-    served, found = with_weights_that_fit(of, lambda served: _defaults(sections, served))
+    served, found = with_weights_that_fit(of, lambda served: _defaults(sections, served, speculation))
     return found if served is of else {("machine", "weights"): served.weights, **found}
 
 
-def _defaults(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, str], Any]:
+def _defaults(sections: dict[str, dict[str, Any]], of: Served, speculation: Any) -> dict[tuple[str, str], Any]:
     """Values by section and key, of what has a value of its own on a device."""
     check_served(of)
     found: dict[tuple[str, str], Any] = {("cache", "type_k"): "f16", ("cache", "type_v"): "f16"}
-    found |= _vllm(sections, of) if of.engine == "vllm" else _llamacpp(sections, of)
+    ngram = isinstance(speculation, dict) and speculation.get("method") == "ngram" and speculation.get("tokens") != 0
+    found |= _vllm(sections, of, ahead=not ngram) if of.engine == "vllm" else _llamacpp(sections, of)
     # After the memory: times of a model that does not fit would be of no use.
     if sections["machine"].get("profile") is None:
         found["machine", "profile"] = find_profile(**vars(of))
     return found
 
 
-def _vllm(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, str], Any]:
-    """What ``vllm serve`` does on a device by default."""
+def _vllm(sections: dict[str, dict[str, Any]], of: Served, *, ahead: bool) -> dict[tuple[str, str], Any]:
+    """What ``vllm serve`` does on a device by default; ``ahead``: whether it can compose steps ahead."""
     server, cache = sections["server"], sections["cache"]
     usual_batch, usual_slots = serve_defaults(device_named(of.device).memory_bytes, of.device)
     slots = server.get("slots", usual_slots)
@@ -160,7 +161,7 @@ def _vllm(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, st
     }
     scheduler = server.get("scheduler", "vllm")
     if scheduler == "vllm":
-        found["server", "async_scheduling"] = True  # Since 0.14.
+        found["server", "async_scheduling"] = ahead  # Since 0.14.
     batch = server.get("n_batch")
     if scheduler == "vllm" and batch is None:
         batch = found["server", "n_batch"] = usual_batch

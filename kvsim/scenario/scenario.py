@@ -135,6 +135,8 @@ class Scenario(Section):
                 f"speculation.method: the scheduler {self.server.scheduler} checks no drafts; accepted: "
                 f"{', '.join(_DRAFTING)}"
             )
+        if self.speculation.on and self.speculation.method == "ngram" and self.server.async_scheduling:
+            raise ValueError("server.async_scheduling: vLLM composes no steps ahead where n-grams draft")
         if self.slot_context < 2:
             raise ValueError(
                 f"cache.cells ({self.cache.cells}) shared out over server.slots ({self.server.slots}) leaves "

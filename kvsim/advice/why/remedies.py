@@ -308,7 +308,7 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
     "drafting": (
         Remedy(
             "draft fewer tokens, or none while so many requests run",
-            "kvsim recommend {scenario} --draft-tokens 0,1,2,4",
+            "kvsim compare {scenario} --draft-tokens 0,1,2,4",
             (
                 _llama("--spec-draft-n-max N, lower", year=2026),
                 _vllm("--speculative-config with a lower num_speculative_tokens"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from kvsim.cli.console import answer, point_to_questions, warn
 from kvsim.cli.option_groups import ScenarioOptions, takes_groups
 from kvsim.cli.options import Check, Json, MaxFailed, Out, Plots, Plugins, Policies, load_plugins, preset_group
 from kvsim.cli.progress import RunProgress
+from kvsim.errors import UserError
 from kvsim.results import writable
 
 if TYPE_CHECKING:
@@ -36,6 +38,17 @@ def compare(
     max_failed: MaxFailed = "0%",
     plots: Plots = False,
     check: Check = False,
+    draft_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            help="Compare drafts of so many tokens instead, under one policy: 0,2,4,8; 0 is none. How many are "
+            "accepted says [speculation].",
+        ),
+    ] = None,
+    loads: Annotated[
+        str, typer.Option(metavar="X,...", help="With --draft-tokens: multiples of the load, such as 1,4,16.")
+    ] = "1",
     everything: Annotated[
         bool, typer.Option("--all", help="Print all that was found: every percentile, the cache, what was assumed.")
     ] = False,
@@ -48,6 +61,16 @@ def compare(
     from kvsim.simulation.set_up import priced, profile_of
     from policies import in_group
 
+    if draft_tokens is not None:
+        from kvsim.experiments.draft_counts import compare_drafts
+
+        load_plugins(plugin)
+        if policy is not None and len(policy) > 1:
+            raise UserError("--draft-tokens: under one policy; name it with --policy")
+        counts = [int(n) for n in _numbers("--draft-tokens", draft_tokens, r"\d{1,2}")]
+        multiples = [float(x) for x in _numbers("--loads", loads, r"\d{1,4}(?:\.\d{1,4})?")]
+        answer(compare_drafts(of.load(), counts, policy[0] if policy else None, loads=multiples), as_json)
+        return
     plots = plots and not as_json  # There is no folder for them.
     ranked_up_to = share_of_requests("--max-failed", max_failed)
     chosen = preset_group(group)
@@ -76,6 +99,14 @@ def compare(
         _save(comparison, out / loaded.name, plots, everything)
         if any(result.summary["failed"] for result in comparison.results):
             point_to_questions("requests fail")
+
+
+def _numbers(option: str, text: str, pattern: str) -> list[str]:
+    """The numbers of a list that was typed. Raises ``UserError``."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(pattern, part) for part in parts):
+        raise UserError(f"{option}: numbers are expected, such as 1,2,4; got {text!r:.40}")
+    return parts
 
 
 def _save(comparison: Comparison, folder: Path, plots: bool, everything: bool) -> None:

@@ -1,0 +1,59 @@
+"""With drafts or without, and how many."""
+
+import json
+
+import pytest
+
+from kvsim.errors import UserError
+from kvsim.experiments.draft_counts import compare_drafts
+from kvsim.reports.report import report_of
+from kvsim.scenario.scenario import load_scenario
+from tests.worlds import command
+
+SCENARIO = {
+    "name": "busy",
+    "workload": {
+        "kind": "poisson",
+        "rate": 4.0,
+        "requests": 60,
+        "prompt_tokens": {"kind": "fixed", "value": 200},
+        "output_tokens": {"kind": "fixed", "value": 60},
+    },
+    "model": {"name": "llama-3.1-8b"},
+    "machine": {"device": "h100_sxm"},
+    "speculation": {"method": "eagle", "acceptance": [0.7, 0.5, 0.4, 0.3]},
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return compare_drafts(SCENARIO, [0, 2, 8], loads=[1, 100])
+
+
+def test_drafts_help_a_server_that_has_little_to_do_and_hinder_a_busy_one(found):
+    assert found.best(1)["tokens"] == 2
+    assert 0.2 < found.gain(1) < 0.7
+    alone, busy = ({row["tokens"]: row["tpot_s"]["mean"] for row in found.at(load)} for load in (1, 100))
+    assert alone[8] < alone[0]
+    assert busy[8] > busy[0]
+
+
+def test_it_says_so(found):
+    first, second, *_ = found.sentences
+    assert first.startswith("At 1 times the load drafts of 2 tokens are best, ")
+    assert second.startswith("At 100 times the load drafts")
+    report = report_of(found)
+    assert [len(table.rows) for section in report.sections for table in section.tables] == [6]
+    assert json.loads(json.dumps(found.to_dict()))["best"][0]["tokens"] == 2
+
+
+def test_without_a_section_it_cannot_be_asked():
+    with pytest.raises(UserError, match="a method and an acceptance"):
+        compare_drafts(load_scenario({**SCENARIO, "speculation": {}}), [0, 2])
+
+
+@pytest.mark.parametrize("typed", ["2;4", "two", "-1", "100"])
+def test_what_is_typed_wrongly_is_refused_in_one_line(typed):
+    done = command("compare", "chat", "--draft-tokens", typed)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--draft-tokens" in done.stderr
