@@ -87,6 +87,8 @@ OTHER: dict[str, Any] = {
     "cache.watermark": 0.4,
     "cache.admission": "no-evict",
     "cache.conservativeness": 9.0,
+    "cache.groups": [{"kind": "full"}, {"kind": "window", "span": 64}],
+    "cache.retention": -1,
     "cache.host_cells": 64,
     "cache.offload_order": "arc",
     "cache.offload_blocks": 2,
@@ -187,6 +189,12 @@ def test_keys_without_effect_are_said_in_the_answer():
     assert "\nno effect under vllm: server.cache_ram, server.n_ubatch\n" in told
     runs = [("a", ["cache.window"]), ("b", []), ("c", ["cache.window"])]
     assert effect_lines(runs) == ["no effect under a, c: cache.window"]
+
+
+def test_with_groups_of_layers_their_own_block_sizes_count():
+    groups = {"policy": "vllm", "groups": OTHER["cache.groups"], "retention": -1}
+    stated = {"server": {"scheduler": "vllm"}, "cache": {**groups, "block_size": 4, "host_cells": 64}}
+    assert without_effect(load_scenario(stated)) == ["cache.block_size", "cache.host_cells"]
 
 
 def test_every_key_is_tried():

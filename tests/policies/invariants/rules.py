@@ -139,7 +139,8 @@ class CacheMachine(RuleBasedStateMachine):
                 continue
             hit = self.shadow.match(seq, plan)
             self.policy.open(seq, self.shadow.begin(seq, plan))
-            chunk = Chunk(seq, hit, plan.prompt_tokens - hit)
+            n, known = plan.prompt_tokens - hit, plan.prompt_tokens
+            chunk = Chunk(seq, hit, self.policy.cut_chunk(seq, hit, n, prompt=known, tokens=known, most=n))
             waits = bool(self.shadow.plans)
             if self.reserve(chunk, whole=plan.final_tokens if whole else 0, waits=waits):
                 self.shadow.hold(seq, hit)

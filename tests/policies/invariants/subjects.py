@@ -70,11 +70,12 @@ def paged_over_a_host_tier(config):
     return available()["paged"](config)
 
 
-def grouped(*groups):
-    """vLLM with these groups of layers, and with as many blocks as the others have cells."""
+def grouped(*groups, retention=-1):
+    """vLLM with these groups of layers."""
 
     def build(config):
-        config = replace(config.with_options(groups=groups, host_cells=0), cells=max(config.cells, 64))
+        options = {"groups": groups, "retention": retention, "host_cells": 0}
+        config = replace(config.with_options(**options), cells=max(config.cells, 64))
         return available()["vllm"](config)
 
     return build
@@ -82,7 +83,7 @@ def grouped(*groups):
 
 _FULL, _STATE = GroupSpec("full", 4), GroupSpec("state", 4)
 GROUPED = {
-    "vllm full, window": grouped(_FULL, GroupSpec("window", 4, 10), GroupSpec("window", 4, 10)),
+    "vllm full, window": grouped(_FULL, GroupSpec("window", 4, 10), GroupSpec("window", 4, 10), retention=0),
     "vllm uneven": grouped(GroupSpec("window", 8, 12), GroupSpec("latent", 4)),
     "vllm full, state": grouped(_FULL, _STATE),
     "vllm checkpoints": grouped(_FULL, GroupSpec("state", 4, checkpoint_grid=1), GroupSpec("window", 4, 9)),
