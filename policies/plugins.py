@@ -103,8 +103,7 @@ def load_plugin(file: str | Path) -> tuple[str, ...]:
 
 def loaded_files() -> tuple[tuple[str, str], ...]:
     """The files that were loaded, each with the digest of its code, for ``reload_files`` in another process."""
-    found = ((path, _origin_of_file(path)) for path in _files)
-    return tuple((path, origin.digest) for path, origin in found if origin is not None)
+    return tuple((path, origin.digest) for path, (origin, _) in FILES.items())
 
 
 def reload_files(files: tuple[tuple[str, str], ...]) -> None:
@@ -260,7 +259,7 @@ def _forget_modules(origin: Origin) -> None:
 
 
 def _origin_of_file(path: str) -> Origin | None:
-    return FILES[path][0] if path in _files else None
+    return FILES[path][0] if path in FILES else None
 
 
 def _fault(error: BaseException, known: Iterable[Origin]) -> str | None:
