@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim.costs.memory_settings import CONTEXT_UNIT, MOST_PARALLEL, Part, PlanSettings, weight_parts
-from kvsim.model.cache_groups import CacheGroup, MemoryShape
+from kvsim.model.cache_groups import CacheGroup, MemoryShape, State
 from kvsim.model.storage_types import CACHE_TYPES, GGUF_ONLY, LLAMACPP_CACHE_TYPES, SERVED_TYPES, format_size, row_bytes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def _cells(group: CacheGroup, shape: MemoryShape, s: PlanSettings) -> tuple[int,
     """
     streams = 1 if s.kv_unified else s.parallel
     cells = _ceil(s.ctx * s.parallel // streams, CONTEXT_UNIT["llamacpp"])
-    if group.kind == "window" and group.window is not None and shape.llamacpp_windows and not s.swa_full:
+    if group.kind in ("window", "chunked") and group.window is not None and shape.llamacpp_windows and not s.swa_full:
         cells = _ceil(min(cells, group.window * (s.parallel // streams) + s.ubatch), CONTEXT_UNIT["llamacpp"])
     return cells, streams
 
@@ -37,6 +37,9 @@ def parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
     if on_cpu is not None:
         found = [_on_device(found, on_cpu, shape, s)]
     for group, title in zip(shape.groups, shape.titles, strict=True):
+        if group.state is not None:
+            found.append(_states(group, group.state, title, s, 0.0 if on_cpu is None else on_cpu.layers))
+            continue
         cells, streams = _cells(group, shape, s)
         row = row_bytes(s.type_k, group.k_row) + row_bytes(s.type_v, group.v_row)
         detail = f"{cells:,} cells" + (f" x {streams} streams" if streams > 1 else "")
@@ -54,6 +57,14 @@ def parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
             Part("llamacpp", "buffers", "copied weights", copied, True, "the largest matrix of the CPU's layers")
         )
     return found
+
+
+def _states(group: CacheGroup, state: State, title: str, s: PlanSettings, on_cpu: float) -> Part:
+    """The states of some layers, in f32: one for each sequence that there may be (``llama-memory-recurrent.cpp``)."""
+    one = 4 * group.layers * sum(state.numbers())
+    detail = f"{s.parallel} x a state of {format_size(one)}, whatever the length"
+    size = round((1 - on_cpu) * one * s.parallel)
+    return Part("llamacpp", "kv", f"state, {title}{', those on the device' if on_cpu else ''}", size, False, detail)
 
 
 def _on_cpu(shape: MemoryShape, s: PlanSettings) -> OnCpu | None:
@@ -94,10 +105,10 @@ def _buffers(shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
     560.00 MiB, as logged). Feed-forward: two rows between the matrices, four of activations. Inputs: embeddings, and a
     mask per cache (24.01 MiB in the same log, with 0.01 for positions).
     """
-    cells = [_cells(group, shape, s)[0] for group in shape.groups]
+    cells = [_cells(group, shape, s)[0] for group in shape.cells]
     logits = s.ubatch * (shape.vocabulary + shape.d_model)
-    mask = s.ubatch * sum({group.kind: n for group, n in zip(shape.groups, cells, strict=True)}.values())
-    scores = 0 if s.flash_attn else s.ubatch * shape.n_heads * max(cells)
+    mask = s.ubatch * sum({group.kind: n for group, n in zip(shape.cells, cells, strict=True)}.values())
+    scores = 0 if s.flash_attn else s.ubatch * shape.n_heads * max(cells, default=0)
     attention = scores + mask + 4 * s.ubatch * shape.d_model
     feed_forward = s.ubatch * (2 * shape.d_ff + 4 * shape.d_model)
     return 4 * max(logits, attention, feed_forward), 4 * (s.ubatch * shape.d_model + mask)
@@ -105,8 +116,6 @@ def _buffers(shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
 
 def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
     """Why llama.cpp would refuse the settings; None if it would not."""
-    if shape.states:
-        return f"{shape.name}: layers that keep a state are not planned for llama.cpp"
     if s.tensor_parallel > 1:
         return "--tp: the memory of llama.cpp is planned for one device"
     if s.parallel > MOST_PARALLEL["llamacpp"]:
@@ -118,7 +127,7 @@ def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
             return f"{option}: llama.cpp has no {kind}; it has {', '.join(LLAMACPP_CACHE_TYPES)}"
     if not s.flash_attn and CACHE_TYPES[s.type_v][0] > 1:
         return f"--cache-type-v: llama.cpp stores V as {s.type_v} only with flash attention"
-    for group in shape.groups:
+    for group in shape.cells:
         for option, kind, head in (
             ("--cache-type-k", s.type_k, group.k_head),
             ("--cache-type-v", s.type_v, group.v_head),
@@ -141,8 +150,14 @@ def notes(shape: MemoryShape, s: PlanSettings) -> list[str]:
             f"llama.cpp: in the computer's memory ≈ {format_size(weights)} of weights, the table of embeddings "
             f"included, and {format_size(kv)} of K and V"
         )
-    if any(group.kind == "window" for group in shape.groups) and not shape.llamacpp_windows:
+    if any(group.kind in ("window", "chunked") for group in shape.groups) and not shape.llamacpp_windows:
         found.append("llama.cpp runs this architecture without its window: those layers keep all tokens")
+    if shape.states:
+        one = sum(4 * group.layers * sum(group.state.numbers()) for group in shape.states if group.state)
+        found.append(
+            f"llama.cpp: a state of {format_size(one)} a sequence, whatever its length, in f32; it keeps one for each "
+            "of -np from the start"
+        )
     return found
 
 

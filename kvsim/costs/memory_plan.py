@@ -28,6 +28,7 @@ from kvsim.costs.memory_settings import (
 )
 from kvsim.costs.reserve import Reserve, reserve_of
 from kvsim.costs.served import Served
+from kvsim.costs.vllm_blocks import BlockGroups
 from kvsim.costs.vllm_profile import profile_run, serve_defaults
 from kvsim.errors import UserError, no_such
 from kvsim.model.cache_groups import MemoryShape
@@ -121,10 +122,14 @@ class Plan:
         fewest = self._blocks(memory, lambda part: part.bytes if part.high is None else part.high)
         return fewest, self._blocks(memory, lambda part: part.bytes if part.low is None else part.low)
 
+    def concurrency(self, memory: int) -> float:
+        """Return how many requests of ``ctx`` tokens vLLM counts on ("maximum concurrency" in its log)."""
+        return self.vllm_blocks(memory) / BlockGroups.of(self.shape, self.settings).of_request
+
     def _blocks(self, memory: int, size: Callable[[Part], int]) -> int:
         others = sum(size(part) for part in vllm_memory.parts(self.shape, self.settings) if part.kind != "kv")
         left = self.budget("vllm", memory) - others
-        return max(0, left) // vllm_memory.BlockGroups.of(self.shape, self.settings).block_bytes
+        return max(0, left) // BlockGroups.of(self.shape, self.settings).block_bytes
 
     def what_would_fit(self, engine: Engine) -> str:
         """Changes with which a model too large for its device would fit it, in words; empty if it fits or no device is
@@ -206,6 +211,8 @@ class Plan:
                 if p.engine == engine
             ]
             engines[engine] = {"parts": parts, "total": self.total(engine), "defaults": self.defaults(engine)}
+            if engine == "vllm":
+                engines[engine] |= _blocks_of(BlockGroups.of(self.shape, self.settings))
             if self.memory is not None:
                 engines[engine] |= {
                     "budget": self.budget(engine, self.memory),
@@ -215,6 +222,7 @@ class Plan:
                     "largest_parallel": self.largest_parallel(self.memory, engine),
                 }
                 if engine == "vllm":
+                    engines[engine]["concurrency"] = self.concurrency(self.memory)
                     engines[engine]["blocks"] = self.vllm_blocks(self.memory)
                     engines[engine]["blocks_range"] = list(self.vllm_blocks_range(self.memory))
                 if self.device is not None:
@@ -255,6 +263,9 @@ def plan(
     n_cpu_moe: int = 0,
     first_start: bool = False,
     expert_parallel: int = 1,
+    prefix_caching: bool = True,
+    mamba_cache_dtype: str = "auto",
+    mamba_ssm_cache_dtype: str = "auto",
     memory: int | str | None = None,
     device: str | None = None,
     reserve: int | str | None = None,
@@ -290,6 +301,9 @@ def plan(
         n_cpu_moe,
         first_start,
         expert_parallel,
+        prefix_caching,
+        mamba_cache_dtype,
+        mamba_ssm_cache_dtype,
     )
     check_settings(settings, ubatch)
     shape = memory_shape(model) if isinstance(model, str) else model
@@ -299,7 +313,16 @@ def plan(
     chosen, notes = _choose_engines(shape, settings, engine)
     reserved = parse_size(reserve, "--reserve") if isinstance(reserve, str) else reserve
     made = Plan(shape, settings, chosen, (*notes, *_notes(shape, settings, chosen)), available, device, reserved)
-    return replace(made, notes=(*made.notes, *_share_note(made), *_sequences_note(made), *_unit_note(made, memory)))
+    return replace(
+        made,
+        notes=(*made.notes, *_share_note(made), *_states_note(made), *_sequences_note(made), *_unit_note(made, memory)),
+    )
+
+
+def _blocks_of(made: BlockGroups) -> dict[str, Any]:
+    """What ``--json`` says of vLLM's blocks."""
+    sizes = {"block_size": made.block_size, "block_bytes": made.block_bytes}
+    return sizes | {"blocks_of_request": made.of_request, "least_blocks": made.least}
 
 
 def _share_note(made: Plan) -> list[str]:
@@ -313,6 +336,20 @@ def _share_note(made: Plan) -> list[str]:
         f"vLLM refuses to start with --gpu-memory-utilization {asked:g} where driver and desktop have taken "
         f"{format_size(made.reserve.taken)}; at most {budget * 100 // made.memory / 100:g} is left"
     ]
+
+
+def _states_note(made: Plan) -> list[str]:
+    """How many sequences vLLM can have at once where each needs blocks for its states."""
+    if made.memory is None or "vllm" not in made.engines or not made.shape.states:
+        return []
+    blocks, groups = made.vllm_blocks(made.memory), BlockGroups.of(made.shape, made.settings)
+    if not blocks:
+        return []
+    few = f"vLLM: {blocks:,} blocks hold {max(0, blocks - 1) // groups.least:,} of the shortest sequences at once"
+    asked = made.settings.parallel
+    if asked > blocks:
+        few += f"; it refuses to start with --max-num-seqs {asked} (max_num_seqs exceeds available Mamba cache blocks)"
+    return [few]
 
 
 def _sequences_note(made: Plan) -> list[str]:
@@ -399,7 +436,7 @@ def default_cells(
         device=device,
     )
     _refuse_too_large(made, "vllm", device, memory)
-    return made.vllm_blocks(memory) * block_size
+    return made.vllm_blocks(memory) * BlockGroups.of(made.shape, made.settings).block_size
 
 
 def llamacpp_cells(of: Served, *, most: int | None = None) -> int:

@@ -13,6 +13,7 @@ from kvsim.model.storage_types import (
     CACHE_TYPES,
     GGUF_BLOCKS,
     GGUF_ONLY,
+    MAMBA_CACHE_TYPES,
     SERVED_TYPES,
     WEIGHT_TYPES,
     WHOLE_TYPES,
@@ -73,6 +74,12 @@ class PlanSettings:
     """vLLM: nothing is compiled yet, so that compiling counts as activations."""
     expert_parallel: int = 1
     """vLLM: servers that divide the experts, and nothing else; memory is that of one."""
+    prefix_caching: bool = True
+    """vLLM: whether full blocks are kept for others, for which a request holds a state more."""
+    mamba_cache_dtype: str = "auto"
+    """vLLM: type of states, a key of ``MAMBA_CACHE_TYPES``."""
+    mamba_ssm_cache_dtype: str = "auto"
+    """vLLM: type of recurrent states, if not that of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,8 @@ def check_settings(s: PlanSettings, ubatch: int) -> None:
         ("--cache-type-k", s.type_k, tuple(CACHE_TYPES)),
         ("--cache-type-v", s.type_v, tuple(CACHE_TYPES)),
         ("--weights", s.weights or "f16", WEIGHT_TYPES),
+        ("--mamba-cache-dtype", s.mamba_cache_dtype, tuple(MAMBA_CACHE_TYPES)),
+        ("--mamba-ssm-cache-dtype", s.mamba_ssm_cache_dtype, tuple(MAMBA_CACHE_TYPES)),
     ):
         if kind not in known:
             raise UserError(f"{name}: {no_such('type', kind, known)}")

@@ -1,78 +1,36 @@
-"""The memory that vLLM allocates for a model, part by part.
-
-Sources. vLLM 0.33: ``v1/kv_cache_interface.py`` (bytes of a page, blocks of a request), ``v1/core/kv_cache_utils.py``
-(groups of the hybrid KV cache manager, number of blocks).
-"""
+"""The memory that vLLM allocates for a model, part by part."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
+from kvsim.costs import vllm_blocks
 from kvsim.costs.memory_settings import Part, PlanSettings, weight_parts
-from kvsim.costs.vllm_profile import profile_parts, profile_run
-from kvsim.errors import counted
-from kvsim.model.cache_groups import CacheGroup, MemoryShape
-from kvsim.model.storage_types import VLLM_CACHE_TYPES, row_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class BlockGroups:
-    """How vLLM's hybrid KV cache manager groups layers so that blocks of all groups have the same size."""
-
-    block_bytes: int
-    """Bytes of a block: one page for each layer of a group, padding layers included."""
-    tables: tuple[int, ...]
-    """Number of block tables for each of the model's groups, each for one group of layers."""
-    blocks: tuple[int, ...]
-    """Maximum number of blocks per table for a request of ``ctx`` tokens, for each of the model's groups."""
-
-    @staticmethod
-    def of(shape: MemoryShape, s: PlanSettings) -> BlockGroups:
-        """Group the layers as ``_get_kv_cache_groups_uniform_page_size`` and ``max_memory_usage_bytes`` do."""
-        layers = [group.layers for group in shape.groups]
-        size = max(layers) if max(layers) < 1.5 * min(layers) else min(layers)
-        return BlockGroups(
-            _page_bytes(shape.groups[0], s) * size,
-            tuple(-(-n // size) for n in layers),
-            tuple(_request_blocks(group, s) for group in shape.groups),
-        )
-
-
-def _page_bytes(group: CacheGroup, s: PlanSettings) -> int:
-    """Bytes of a block in one layer, on one GPU (``AttentionSpec.page_size_bytes``).
-
-    Each GPU has its share of the KV heads, at least one; a latent is not divided.
-    """
-    ranks = min(s.tensor_parallel, group.kv_heads)
-    return s.block_size * (row_bytes(s.type_k, group.k_row // ranks) + row_bytes(s.type_k, group.v_row // ranks))
-
-
-def _request_blocks(group: CacheGroup, s: PlanSettings) -> int:
-    """Maximum number of blocks in a table of one request (``max_memory_usage_bytes`` of its spec).
-
-    With a window: blocks for ``window - 1`` tokens plus a batch, and one more, since a window may begin within a block.
-    """
-    if group.kind != "window" or group.window is None:
-        return -(-s.ctx // s.block_size)
-    return -(-min(group.window - 1 + s.batch, s.ctx) // s.block_size) + 1
+from kvsim.costs.vllm_blocks import BlockGroups, cached_groups, token_bytes
+from kvsim.costs.vllm_profile import profile_parts, profile_run, version_numbers
+from kvsim.model.cache_groups import MemoryShape
+from kvsim.model.storage_types import VLLM_CACHE_TYPES
 
 
 def parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
     """Everything that vLLM keeps in memory; sizes in bytes."""
     found = weight_parts("vllm", shape, s)
     groups = BlockGroups.of(shape, s)
-    for title, tables, blocks in zip(shape.titles, groups.tables, groups.blocks, strict=True):
+    titles = replace(shape, groups=groups.groups).titles
+    for group, title, tables, blocks in zip(groups.groups, titles, groups.tables, groups.blocks, strict=True):
         n = s.parallel * tables * blocks
         detail = f"{n:,} blocks of {groups.block_bytes:,} bytes"
-        found.append(Part("vllm", "kv", f"KV, {title}", n * groups.block_bytes, False, detail))
+        found.append(
+            Part("vllm", "kv", f"{'state' if group.state else 'KV'}, {title}", n * groups.block_bytes, False, detail)
+        )
     found.append(Part("vllm", "kv", "KV, the null block", groups.block_bytes, False))
     return found + profile_parts(shape, s)
 
 
 def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
     """Why vLLM would refuse the settings; None if it would not."""
-    if shape.states:
-        return f"{shape.name}: layers that keep a state are not planned for vLLM"
+    if shape.vllm_until and version_numbers(s.vllm_version) > version_numbers(shape.vllm_until):
+        return f"{shape.name}: vLLM {shape.vllm_until} was the last that served it; --vllm-version says which it is"
     if s.n_gpu_layers is not None or s.n_cpu_moe:
         return f"{'--n-cpu-moe' if s.n_gpu_layers is None else '--ngl'}: llama.cpp has it and vLLM has not"
     for option, kind in (("--cache-type-k", s.type_k), ("--cache-type-v", s.type_v)):
@@ -88,9 +46,11 @@ def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
         return "--tp, --ep: experts that are divided beside layers are not simulated; give one of them"
     if shape.n_heads % ranks:
         return f"--tp: vLLM divides heads over GPUs; {ranks} does not divide the {shape.n_heads} heads of {shape.name}"
-    if any(group.kv_heads % ranks and ranks % group.kv_heads for group in shape.groups):
-        return f"--tp: {ranks} and the {shape.groups[0].kv_heads} KV heads of {shape.name} do not divide each other"
-    if len({_page_bytes(group, s) for group in shape.groups}) > 1:
+    if any(group.kv_heads % ranks and ranks % group.kv_heads for group in shape.cells):
+        return f"--tp: {ranks} and the {shape.cells[0].kv_heads} KV heads of {shape.name} do not divide each other"
+    if any(group.state and group.state.recurrent % ranks for group in shape.states):
+        return f"--tp: {ranks} does not divide the states of {shape.name}"
+    if len({token_bytes(group, s) for group in cached_groups(shape) if group.state is None}) > 1:
         return f"{shape.source}: layers of different widths cannot be planned for vLLM"
     return None
 
@@ -105,26 +65,12 @@ def notes(shape: MemoryShape, s: PlanSettings) -> list[str]:
         )
     if ranks > 1:
         kept = ["norms", "the rotary table"]
-        if any(group.kv_heads < ranks for group in shape.groups):
+        if any(group.kv_heads < ranks for group in shape.cells):
             kept.append(
-                "latents" if shape.groups[0].kind == "latent" else "KV heads, of which there are fewer than GPUs"
+                "latents" if shape.cells[0].kind == "latent" else "KV heads, of which there are fewer than GPUs"
             )
         found.append(
             f"--tp {ranks}: memory is that of one of {ranks} GPUs, over which vLLM divides matrices, embeddings and KV "
             f"heads; each keeps {', '.join(kept)}"
         )
-    if len(shape.groups) > 1:
-        found.append(_grouping(shape, s))
-    return found
-
-
-def _grouping(shape: MemoryShape, s: PlanSettings) -> str:
-    """How the layers of a hybrid model share one pool of blocks, in words."""
-    groups = BlockGroups.of(shape, s)
-    size = max(1, groups.block_bytes // _page_bytes(shape.groups[0], s))
-    padding = sum(groups.tables) * size - sum(group.layers for group in shape.groups)
-    padded = f", with {counted(padding, 'layer')} of padding" if padding else ""
-    return (
-        f"vLLM's hybrid KV cache manager divides the layers into {sum(groups.tables)} groups of {size}{padded}; "
-        "each has its own block table, and all take blocks from one pool"
-    )
+    return found + vllm_blocks.notes(shape, s)

@@ -90,7 +90,8 @@ _RUNS = (
 )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
+    """A version such as 0.19.0 as numbers, which compare as versions do."""
     return tuple(int(part) for part in version.split("."))
 
 
@@ -101,7 +102,7 @@ def profile_run(version: str) -> ProfileRun:
     """
     if not re.fullmatch(r"\d{1,4}(\.\d{1,4}){1,2}", version):
         raise UserError(f"--vllm-version is {version!r:.40}; a version such as {_RUNS[-1].version} is accepted")
-    found = [run for run in _RUNS if _numbers(run.version) <= _numbers(version)]
+    found = [run for run in _RUNS if version_numbers(run.version) <= version_numbers(version)]
     if not found:
         raise UserError(f"--vllm-version is {version}; {_RUNS[0].version} and later are known here")
     return found[-1]
@@ -139,7 +140,9 @@ def _rotary(shape: MemoryShape, s: PlanSettings) -> Part:
     ``rotary_embedding/base.py: _compute_cos_sin_cache``, in 2 bytes. With it, Llama 3.1 8B is the 14.99 GiB that vLLM
     logs. Heads are taken to be rotated whole; of a latent only a small part is, which is left out.
     """
-    heads = {group.kind: group.k_head for group in shape.groups if group.kind != "latent"}
+    heads = {group.kind: group.k_head for group in shape.cells if group.kind != "latent"}
+    if "chunked" in heads:
+        heads.pop("full", None)  # Llama 4 rotates within chunks only.
     size = 2 * (shape.context or s.ctx) * sum(heads.values())
     return Part("vllm", "buffers", "rotary table", size, True, "", size, size, "rotary_embedding/base.py")
 
@@ -168,8 +171,9 @@ def _feed_forward_peak(shape: MemoryShape, s: PlanSettings) -> int:
     which the caller of the compiled piece still holds. Llama 3.1 8B with batches of 20,000 and 29,000 tokens took 2.07
     and 2.99 GiB (vLLM issue 10517); this is 2.06 and 2.99.
     """
-    group = shape.groups[0]
-    attention = shape.d_model if group.kind == "latent" else shape.n_heads * group.v_head
+    group = next(iter(shape.cells), None)
+    plain = group is not None and group.kind != "latent"
+    attention = shape.n_heads * group.v_head if group and plain else shape.d_model
     divided = 3 * shape.d_ff + attention
     return 2 * s.batch * (divided // s.tensor_parallel + 2 * shape.d_model)
 

@@ -143,6 +143,8 @@ class MemoryShape:
     """Whether queries and keys have norms of their own."""
     whole_qk_norm: bool = False
     """Whether these are over all heads together, which devices that share a layer must tell each other of."""
+    vllm_until: str = ""
+    """The last version of vLLM that serves it; empty where the present one does."""
     tensors: tuple[GgufTensor, ...] = ()
     """The matrices that a GGUF file of it would have, if its config.json says; all else in it is f32."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvsim.errors import LIMITS, UserError
-from kvsim.model.cache_groups import CacheGroup, MemoryShape, PassWeights
+from kvsim.model.cache_groups import CacheGroup, Kind, MemoryShape, PassWeights
 from kvsim.model.gguf_file import LARGEST, LARGEST_LAYERS, GgufHeader, read_header
 from kvsim.model.gguf_states import STATE_NAMES, mixers_of, state_of
 
@@ -125,12 +125,12 @@ def _groups(keys: Keys, kv_heads: list[int], k_head: int, v_head: int) -> tuple[
     # Files from before llama.cpp's PR 12801 (April 2025) have no latents: they cache K and V by head.
     latent = keys.has("attention.key_length_mla")
     expanded = keys.number("attention.key_length_mla") + keys.number("attention.value_length_mla", 128) if latent else 0
-    local = "chunked" if arch == "llama4" else "window"
-    found: Counter[tuple[str, int]] = Counter()
+    local: Kind = "chunked" if arch == "llama4" else "window"
+    found: Counter[tuple[Kind, int]] = Counter()
     readers: Counter[str] = Counter()
     mixers = mixers_of(keys, kv_heads)
     for i, kv in enumerate(kv_heads):
-        kind = local if pattern > 0 and i % pattern < pattern - 1 else "full"
+        kind: Kind = local if pattern > 0 and i % pattern < pattern - 1 else "full"
         if arch == "gemma3n" and i >= _OWN_CACHE:
             readers[kind] += 1
         elif mixers[i] in ("attention", "both"):

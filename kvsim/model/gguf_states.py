@@ -70,6 +70,6 @@ def state_of(keys: Keys) -> State:
         return State(name, 0, head * head * heads)
     inner, size = keys.number("ssm.inner_size"), keys.number("ssm.state_size")
     groups, before = keys.number("ssm.group_count", 0, least=0), keys.number("ssm.conv_kernel") - 1
-    by_groups = (before * 2 * size, groups) if name == "Mamba 2" and groups else ()
-    kind = "f32" if keys.arch in _IN_F32 else ""
-    return State(name, before * (inner + 2 * groups * size), size * inner, *by_groups, recurrent_type=kind)
+    grouped = before * 2 * size if name == "Mamba 2" else 0
+    kind, several = "f32" if keys.arch in _IN_F32 else "", max(groups, 1) if grouped else 1
+    return State(name, before * (inner + 2 * groups * size), size * inner, grouped, several, kind)

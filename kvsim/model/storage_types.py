@@ -27,6 +27,9 @@ LLAMACPP_CACHE_TYPES = tuple(name for name in CACHE_TYPES if name != "fp8")
 VLLM_CACHE_TYPES = ("f16", "bf16", "f32", "fp8")
 """Types of K and V in vLLM, the same for both: the type of the model, or fp8."""
 
+MAMBA_CACHE_TYPES = {"auto": 0, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Types in which vLLM keeps states (``--mamba-cache-dtype``), and their bytes per number; ``auto`` is the model's."""
+
 _PURE_BITS: dict[str, float] = {
     **{name: 8 * size / block for name, (block, size) in CACHE_TYPES.items()},
     "mxfp4": 8 * 17 / 32,

@@ -18,7 +18,7 @@ from kvsim.advice.memory.engine_flags import padded
 from kvsim.advice.memory.flag_effects import MIB
 from kvsim.costs.devices import device_named
 from kvsim.costs.memory_plan import Plan, largest, plan
-from kvsim.costs.vllm_memory import BlockGroups
+from kvsim.costs.vllm_blocks import BlockGroups
 from kvsim.errors import UserError, counted
 from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.memory_shapes import memory_shape
@@ -331,7 +331,8 @@ class _Vllm(_LlamaServer):
             )
             return
         held = f"{self.at_once:.1f} requests of {s.ctx:,} tokens at once"
-        yield f"its share, {size}, makes {self.blocks:,} blocks of {s.block_size}: {held}"
+        of = BlockGroups.of(made.shape, s).block_size
+        yield f"its share, {size}, makes {self.blocks:,} blocks of {of}: {held}"
         many = min(self.users or s.parallel, s.parallel)
         tokens = int(self.at_once * s.ctx / many)
         each = f"{counted(many, 'request')} at once have {min(tokens, s.ctx):,} each on average"

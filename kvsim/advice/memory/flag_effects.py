@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from kvsim.advice.memory.engine_flags import Flags
 from kvsim.costs.memory_plan import Plan
 from kvsim.costs.memory_settings import Engine
-from kvsim.costs.vllm_memory import BlockGroups
+from kvsim.costs.vllm_blocks import BlockGroups
 from kvsim.errors import counted
 from kvsim.model.storage_types import format_size
 

@@ -13,7 +13,7 @@ from kvsim.cli.option_groups import UsersOptions, refuse, takes_groups
 from kvsim.cli.options import GpuLayers, Json
 from kvsim.errors import UserError
 from kvsim.model.engine_versions import PRESENT
-from kvsim.model.storage_types import CACHE_TYPES
+from kvsim.model.storage_types import CACHE_TYPES, MAMBA_CACHE_TYPES
 
 if TYPE_CHECKING:
     from kvsim.advice.memory.command_line import ServerLine
@@ -92,6 +92,16 @@ class PlanOptions:
     vllm_version: Annotated[str, typer.Option(help="The version of vLLM whose profile of memory is followed.")] = (
         PRESENT["vLLM"].version
     )
+    prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching", help="vLLM: a sequence keeps a state more for others."
+        ),
+    ] = True
+    mamba_cache_dtype: Annotated[
+        str, typer.Option(help=f"vLLM: storage type of states: {', '.join(MAMBA_CACHE_TYPES)}.")
+    ] = "auto"
+    mamba_ssm_cache_dtype: Annotated[str, typer.Option(help="vLLM: storage type of recurrent states.")] = "auto"
     first_start: Annotated[
         bool,
         typer.Option("--first-start", help="vLLM: nothing is compiled yet; compiling takes memory from the blocks."),

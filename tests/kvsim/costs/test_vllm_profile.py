@@ -111,7 +111,7 @@ def test_every_estimate_has_a_range_with_a_source(version):
 
 @pytest.mark.slow
 @given(
-    st.sampled_from([name for name in model_names() if not memory_shape(name).states]),
+    st.sampled_from([name for name in model_names() if not memory_shape(name).vllm_until]),
     st.sampled_from([256, 2048, 8192]),
     st.sampled_from([1, 64, 1024]),
     st.booleans(),

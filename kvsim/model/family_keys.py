@@ -1,0 +1,202 @@
+"""How families call in a config.json what others have too: their keys under the names of ``ModelConfig``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Fields = dict[str, Any]
+_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+
+def _given(fields: Fields, **names: str) -> Fields:
+    """The keys that there are, by their new names."""
+    return {new: fields[old] for new, old in names.items() if fields.get(old) is not None}
+
+
+def _mamba2(fields: Fields) -> Fields:
+    """Granite 4, Bamba and Falcon-H1: Mamba 2."""
+    d, heads = fields.get("hidden_size", 0), fields.get("mamba_n_heads") or 128
+    inner = fields.get("mamba_d_ssm") or fields.get("mamba_expand", 2) * d
+    head = fields.get("mamba_d_head", "auto")
+    return {
+        "state_heads": heads,
+        "state_head": inner // heads if head == "auto" else head,
+        "state_norm": fields.get("mamba_rms_norm", True),
+        **{"state_groups": 1, "state_size": 256, "state_kernel": 4},
+        **_given(fields, state_groups="mamba_n_groups", state_size="mamba_d_state", state_kernel="mamba_d_conv"),
+    }
+
+
+def granite_keys(fields: Fields) -> Fields:
+    """Granite 4: without experts, its shared network is the only one."""
+    found = _mamba2(fields)
+    if fields.get("num_local_experts"):
+        return found | _given(fields, shared_expert_width="shared_intermediate_size")
+    return (
+        found
+        | {"num_local_experts": None, "num_experts_per_tok": None}
+        | _given(fields, intermediate_size="shared_intermediate_size")
+    )
+
+
+def bamba_keys(fields: Fields) -> Fields:
+    """Bamba: the layers with attention are listed."""
+    return _mamba2(fields) | {"layer_types": _except(fields, fields.get("attn_layer_indices") or [], "mamba")}
+
+
+def falcon_h1_keys(fields: Fields) -> Fields:
+    """Falcon-H1: each layer has attention and Mamba 2."""
+    found = {"mamba_d_ssm": fields.get("mamba_d_ssm"), "mamba_rms_norm": fields.get("mamba_rms_norm", False)}
+    return _mamba2(fields | found) | {"layer_types": ["parallel"] * fields.get("num_hidden_layers", 0)}
+
+
+def _except(fields: Fields, attention: list[int], others: str) -> list[str]:
+    """The kinds of layers, of which some have attention."""
+    n = fields.get("num_hidden_layers", 0)
+    return ["full_attention" if i in attention else others for i in range(n)]
+
+
+def _mamba_rank(fields: Fields, given: str) -> int:
+    rank: int | str = fields.get(given, "auto")
+    return -(-int(fields.get("hidden_size", 0)) // 16) if isinstance(rank, str) else rank
+
+
+def jamba_keys(fields: Fields) -> Fields:
+    """Jamba: attention and experts in every so many layers."""
+    n, (period, offset) = (
+        fields.get("num_hidden_layers", 0),
+        (
+            fields.get("attn_layer_period", 8),
+            fields.get("attn_layer_offset", 4),
+        ),
+    )
+    every, first = fields.get("expert_layer_period", 2), fields.get("expert_layer_offset", 1)
+    several = (fields.get("num_experts") or 1) > 1
+    return {
+        "layer_types": _except(fields, list(range(offset, n, period)), "mamba"),
+        "networks": ["experts" if several and i % every == first else "dense" for i in range(n)],
+        "num_experts": fields.get("num_experts") if several else None,
+        "state_inner": fields.get("mamba_expand", 2) * fields.get("hidden_size", 0),
+        "state_rank": _mamba_rank(fields, "mamba_dt_rank"),
+        "state_norm": True,
+        **{"state_size": 16, "state_kernel": 4},
+        **_given(fields, state_size="mamba_d_state", state_kernel="mamba_d_conv"),
+    }
+
+
+def only_mamba_keys(fields: Fields) -> Fields:
+    """Mamba and Falcon Mamba, which have no feed-forward networks."""
+    return {
+        **_without_attention(fields),
+        "state_inner": fields.get("intermediate_size") or fields.get("expand", 2) * fields.get("hidden_size", 0),
+        "state_rank": _mamba_rank(fields, "time_step_rank"),
+        **{"state_size": 16, "state_kernel": 4},
+        **_given(fields, state_size="state_size", state_kernel="conv_kernel"),
+    }
+
+
+def only_mamba2_keys(fields: Fields) -> Fields:
+    """Mamba 2, without feed-forward networks."""
+    return {
+        **_without_attention(fields),
+        "state_norm": True,
+        **{"state_heads": 128, "state_head": 64, "state_groups": 8, "state_size": 128, "state_kernel": 4},
+        **_given(fields, state_heads="num_heads", state_head="head_dim", state_groups="n_groups"),
+        **_given(fields, state_size="state_size", state_kernel="conv_kernel"),
+    }
+
+
+def _without_attention(fields: Fields) -> Fields:
+    n = fields.get("num_hidden_layers", 0)
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 1}
+    return {**heads, "intermediate_size": 0, "layer_types": ["mamba"] * n, "networks": ["none"] * n}
+
+
+def nemotron_h_keys(fields: Fields) -> Fields:
+    """Each layer has attention, a state, or a feed-forward network."""
+    letters = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+    kinds = fields.get("layers_block_type") or [letters.get(c, c) for c in fields.get("hybrid_override_pattern", "")]
+    kinds = [{"linear_attention": "mamba", "full_attention": "attention"}.get(kind, kind) for kind in kinds]
+    experts = "moe" in kinds
+    return {
+        "num_hidden_layers": len(kinds) or fields.get("num_hidden_layers", 0),
+        "layer_types": ["none" if kind in ("mlp", "moe") else kind for kind in kinds],
+        "networks": [{"mlp": "dense", "moe": "experts"}.get(kind, "none") for kind in kinds],
+        "n_routed_experts": fields.get("n_routed_experts") if experts else None,
+        "n_shared_experts": None,
+        "state_norm": True,
+        "recurrent_type": _TYPES.get(fields.get("mamba_ssm_cache_dtype", "float32"), ""),
+        **(_given(fields, shared_expert_width="moe_shared_expert_intermediate_size") if experts else {}),
+        **{"state_heads": 128, "state_head": 64, "state_groups": 8, "state_size": 128, "state_kernel": 4},
+        **_given(fields, state_heads="mamba_num_heads", state_head="mamba_head_dim", state_groups="n_groups"),
+        **_given(fields, state_size="ssm_state_size", state_kernel="conv_kernel"),
+    }
+
+
+def lfm2_keys(fields: Fields) -> Fields:
+    """LFM2, whose width is adjusted as its code does."""
+    width = fields.get("block_ff_dim") or fields.get("intermediate_size", 0)
+    if fields.get("block_auto_adjust_ff_dim", True) and "num_experts" not in fields:
+        unit = fields.get("block_multiple_of", 256)
+        width = -(-int(fields.get("block_ffn_dim_multiplier", 1.0) * int(2 * width / 3)) // unit) * unit
+    found = {"intermediate_size": width, "state_kernel": fields.get("conv_L_cache", 3)}
+    if fields.get("layer_types") is None and fields.get("full_attn_idxs") is not None:
+        found["layer_types"] = _except(fields, fields["full_attn_idxs"], "conv")
+    return found | _given(fields, tie_word_embeddings="tie_embedding", first_k_dense_replace="num_dense_layers")
+
+
+def qwen3_next_keys(fields: Fields) -> Fields:
+    """Qwen3-Next and Qwen3.5: attention in every so many layers."""
+    n, every = fields.get("num_hidden_layers", 0), fields.get("full_attention_interval", 4)
+    return {
+        "layer_types": fields.get("layer_types")
+        or _except(fields, list(range(every - 1, n, every)), "linear_attention"),
+        "recurrent_type": _TYPES.get(fields.get("mamba_ssm_dtype", ""), ""),
+        **{"state_heads": 32, "state_head": 128, "state_groups": 16, "state_size": 128, "state_kernel": 4},
+        **_given(fields, state_heads="linear_num_value_heads", state_head="linear_value_head_dim"),
+        **_given(fields, state_groups="linear_num_key_heads", state_size="linear_key_head_dim"),
+        **_given(fields, state_kernel="linear_conv_kernel_dim"),
+        **_given(fields, shared_expert_width="shared_expert_intermediate_size"),
+        **({} if fields.get("intermediate_size") else _given(fields, intermediate_size="moe_intermediate_size")),
+    }
+
+
+def kimi_linear_keys(fields: Fields) -> Fields:
+    """Kimi Linear: layers are counted from 1."""
+    told = fields.get("linear_attn_config") or {}
+    kinds = fields.get("layer_types") or _except(fields, [i - 1 for i in told.get("full_attn_layers", [])], "kimi")
+    return {
+        "layer_types": kinds,
+        **{"state_heads": 32, "state_head": 128, "state_kernel": 4},
+        **_given(fields, state_heads="linear_num_heads", state_head="linear_head_dim"),
+        **_given(fields, state_kernel="linear_conv_kernel_dim", n_shared_experts="num_shared_experts"),
+        **_given(fields, num_experts_per_tok="num_experts_per_token"),
+        **_given(told, state_heads="num_heads", state_head="head_dim", state_kernel="short_conv_kernel_size"),
+    }
+
+
+def minimax_keys(fields: Fields) -> Fields:
+    """MiniMax-Text-01: 1 is attention."""
+    kinds = fields.get("attn_type_list")
+    found = {} if kinds is None else {"layer_types": ["full_attention" if kind else "lightning" for kind in kinds]}
+    return found | ({"sliding_window": None} if fields.get("sliding_window") else {})
+
+
+def llama4_keys(fields: Fields) -> Fields:
+    """Llama 4: layers without positions have full attention, the others chunks."""
+    n, every = fields.get("num_hidden_layers", 0), fields.get("no_rope_layer_interval", 4)
+    rotated = fields.get("no_rope_layers") or [(i + 1) % every != 0 for i in range(n)]
+    step = fields.get("interleave_moe_layer_step", 1)
+    sparse = fields.get("moe_layers") or range(step - 1, n, step)
+    return {
+        "layer_types": ["chunked_attention" if some else "full_attention" for some in rotated],
+        "networks": ["experts" if i in sparse else "dense" for i in range(n)],
+        "n_shared_experts": 1,
+        **_given(fields, intermediate_size="intermediate_size_mlp", moe_intermediate_size="intermediate_size"),
+    }
+
+
+def gemma3n_keys(fields: Fields) -> Fields:
+    """Gemma 3n: one width for all layers."""
+    width = fields.get("intermediate_size")
+    return {"intermediate_size": width[0]} if isinstance(width, list) and len(set(width)) == 1 else {}
