@@ -51,13 +51,13 @@ class Efficiency(Record):
 
 
 class Errors(Record):
-    """Relative errors of estimates on devices and models that were left out of the fit."""
+    """Relative errors of estimates on devices and models that were left out of the fit; None where none is known."""
 
-    decode_median: float
-    decode_p90: float
-    prompt_median: float
-    prompt_p90: float
-    passes: int
+    decode_median: float | None = None
+    decode_p90: float | None = None
+    prompt_median: float | None = None
+    prompt_p90: float | None = None
+    passes: int = 0
     """How many measurements these are of."""
 
 

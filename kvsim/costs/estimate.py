@@ -14,6 +14,7 @@ from kvsim.costs.efficiency import (
     BUS_GB_S,
     Efficiency,
     EngineEfficiency,
+    Errors,
     Unfused,
     efficiencies,
     engine_kind,
@@ -26,7 +27,7 @@ from kvsim.costs.profile import CopyCost, Profile, Range, Source, exactly
 from kvsim.costs.served import Served
 from kvsim.costs.tables import FloatArray
 from kvsim.costs.under_load import BLOCKS, EXCHANGE, Longer
-from kvsim.errors import LIMITS, UserError
+from kvsim.errors import UserError
 from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.engine_shapes import STORED
 from kvsim.model.memory_shapes import memory_shape
@@ -45,8 +46,6 @@ _MAKES = {"datacentre": "nvidia", "consumer": "nvidia"}
 def estimated(of: Served) -> Profile:
     """The profile of what is served. Raises ``UserError`` for a model, device or type that is not known."""
     shape, device = memory_shape(of.model), device_named(of.device)
-    if shape.states:
-        raise UserError(f"{shape.name}: times of layers that keep a state are not estimated{LIMITS}")
     weights = of.weights or shape.default_type
     physics = PassPhysics(device, shape, weights, of.type_k, of.type_v, of.tp, of.engine, of.flash_attn, of.ep)
     fitted, measured = _efficiency(of.engine, device)
@@ -54,7 +53,8 @@ def estimated(of: Served) -> Profile:
     if unfused is not None:
         fitted = fitted.model_copy(update={"decode": unfused.decode, "prompt": unfused.prompt})
     moe = shape.n_experts > 0
-    errors = fitted.errors_of(physics.expert_type if moe else weights, experts=moe)
+    # No server was measured whose layers keep states, so that no error of others is theirs.
+    errors = Errors() if shape.states else fitted.errors_of(physics.expert_type if moe else weights, experts=moe)
     on_cpu = OnCpu.of(shape, of.n_gpu_layers, of.n_cpu_moe)
     cpu = CpuSide.of(physics, of.cpu_gb_s) if on_cpu.experts or on_cpu.layers else None
     moves, shift = physics.copies() if cpu is None else cpu.copies(on_cpu.layers, physics.copies())
@@ -107,7 +107,7 @@ def adapted(measured: Profile, type_k: str, type_v: str) -> Profile:
 
     def scaled(grid: Grid, part: Efficiency, need: Callable[[PassPhysics, FloatArray, FloatArray], Need]) -> Grid:
         rows, columns = np.array(grid.rows, dtype=float)[:, None], np.array(grid.columns, dtype=float)[None, :]
-        both = [part.seconds(need(physics, rows, columns), shape.n_layers) for physics in (after, before)]
+        both = [part.seconds(need(physics, rows, columns), physics.attention_layers) for physics in (after, before)]
         seconds = np.array(grid.seconds) * (both[0] / both[1])
         return grid.model_copy(update={"seconds": tuple(_plain(row) for row in seconds)})
 
@@ -193,7 +193,8 @@ def _of_cpu(of: Served, cpu: CpuSide, shape: MemoryShape) -> str:
 
 def _tables(physics: PassPhysics, fitted: EngineEfficiency, on_cpu: OnCpu, cpu: CpuSide | None) -> PassTables:
     """Tables by physics and an engine's efficiencies; ``cpu``: None if nothing is there."""
-    shape, layers = physics.shape, physics.shape.n_layers
+    shape, layers, attending = physics.shape, physics.shape.n_layers, physics.attention_layers
+    keeping = sum(group.layers for group in shape.states)
     # With layers on the CPU, a pass of one token more may be another.
     edge = () if cpu is None else (MIN_BATCH - 1,)
     token_axis, sequence_axis, chunk_axis = (tuple(sorted({*axis, *edge})) for axis in (_TOKENS, _SEQUENCES, _CHUNK))
@@ -225,9 +226,13 @@ def _tables(physics: PassPhysics, fitted: EngineEfficiency, on_cpu: OnCpu, cpu: 
     head = part(fitted.head, sequences, lambda p: p.head(sequences), float(on_cpu.head), 1)
     rows = sequences[:, None]
     latent = fitted.latent if any(group.kind == "latent" for group in shape.groups) else None
-    decode = part(latent or fitted.decode, rows, lambda p: p.decode(rows, cells[None, :]), on_cpu.layers)
+    decode = part(latent or fitted.decode, rows, lambda p: p.decode(rows, cells[None, :]), on_cpu.layers, attending)
     chunks = chunk[:, None]
-    prompt = part(fitted.prompt, chunks, lambda p: p.prompt(chunks, cells[None, :]), on_cpu.layers)
+    prompt = part(fitted.prompt, chunks, lambda p: p.prompt(chunks, cells[None, :]), on_cpu.layers, attending)
+    if keeping:
+        decode += part(fitted.decode, rows, lambda p: p.states(rows, rows), on_cpu.layers, keeping)
+        one = np.ones_like(chunks)
+        prompt += part(fitted.prompt, chunks, lambda p: p.states(one, chunks), on_cpu.layers, keeping)
     return PassTables(
         work=Line(at=token_axis, seconds=_plain(work)),
         head=Line(at=sequence_axis, seconds=_plain(head)),

@@ -87,6 +87,21 @@ class PassPhysics:
         n, cells = np.asarray(sequences, dtype=float), np.asarray(cells, dtype=float)
         return self._attention(n, n, cells, n * cells)
 
+    def states(self, sequences: ArrayLike, tokens: ArrayLike) -> Need:
+        """States of sequences, each read and written once, and ``tokens`` tokens in all that update them.
+
+        A token is one product with K and one with Q, as wide as the state. vLLM keeps states in the model's type or in
+        f32, llama.cpp in f32.
+        """
+        n = np.asarray(sequences, dtype=float)
+        moved = updated = 0.0
+        for group in self.shape.states:
+            assert group.state is not None
+            sizes = (4, 4) if self.engine == "llamacpp" else (2, 4 if group.state.recurrent_type == "f32" else 2)
+            moved += 2 * group.layers * float(np.dot(sizes, group.state.numbers()))
+            updated += 4 * group.layers * group.state.recurrent
+        return self._need(n * moved, np.asarray(tokens, dtype=float) * updated, "bf16")
+
     def prompt(self, tokens: ArrayLike, seen: ArrayLike) -> Need:
         """Attention of ``tokens`` tokens of prompts, each of which sees ``seen`` cells on the mean."""
         n, cells = np.asarray(tokens, dtype=float), np.asarray(seen, dtype=float)
@@ -138,7 +153,7 @@ class PassPhysics:
 
         For each head a product with K and one with V. Devices that are more than the heads of K hold and read the same.
         """
-        read = operations = np.zeros(())
+        read = operations = np.zeros(np.broadcast_shapes(tokens.shape, cells.shape))
         for group in self.shape.cells:
             # llama.cpp has caches of their own for layers with a window, which are priced apart.
             window = group.window if self.engine == "vllm" else None
@@ -155,7 +170,12 @@ class PassPhysics:
         """Bytes of the scores of a token for one cell in all layers, in f32 as ggml has them: written by the product
         with K, read and written by softmax, and read by the product with V (``build_attn_mha`` in ``llama-graph.cpp``).
         """
-        return 0.0 if self.flash_attn else 16.0 * self.shape.n_heads * self.shape.n_layers
+        return 0.0 if self.flash_attn else 16.0 * self.shape.n_heads * self.attention_layers
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that attend to cells, be they their own or another's."""
+        return sum(group.layers + group.readers for group in self.shape.cells)
 
     def _unpacking_s(self, numbers: FloatArray) -> FloatArray:
         return numbers / (self.device.tflops * 1e12 * self.tp)

@@ -470,6 +470,8 @@ class Profile(Fit):
             f"on devices and models left out of the fit, decode steps are within ±{errors.decode_median:.0%} (median) "
             f"and ±{errors.decode_p90:.0%} (P90), prompts within ±{errors.prompt_median:.0%} and "
             f"±{errors.prompt_p90:.0%}."
+            if errors.passes
+            else "no measured server of this kind: no error is known."
         )
         of = f"{self.model} on {self._devices} under {engine}, {weights}{kept}, by {self.source.title}; {found}"
         return " ".join([of, *self.source.notes])

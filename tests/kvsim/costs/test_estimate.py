@@ -1,6 +1,7 @@
 """Tests of estimated times: for every model on every device, never faster than the device, with errors stated."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from kvsim.errors import UserError
 from kvsim.model.memory_shapes import memory_shape, model_names
 from policies import Group
 from policies.placement.rule import PassReads
+from tests.worlds import command
 
 WEIGHTS = {"vllm": (None, "fp8", "int4", "mxfp4", "nvfp4"), "llamacpp": (None, "f16", "q8_0", "q4_0", "q4_k_m")}
 STORED = {"vllm": ("f16", "fp8"), "llamacpp": ("f16", "q8_0", "q4_0")}
@@ -34,7 +36,7 @@ def estimates(draw):
     return Served(
         engine,
         draw(st.sampled_from(sorted(devices()))),
-        draw(st.sampled_from(sorted(name for name in model_names() if not memory_shape(name).states))),
+        draw(st.sampled_from(sorted(model_names()))),
         draw(st.sampled_from((1, 2, 8))) if engine == "vllm" else 1,
         draw(st.sampled_from(WEIGHTS[engine])),
         kind,
@@ -57,6 +59,7 @@ def test_no_estimate_is_faster_than_its_device(estimate, sequences, cells, token
     decodes.groups[0].add_chunk(1, sequences * cells, sequences * cells, 0)
     parts = (physics.matrices(sequences), physics.experts(sequences), physics.head(sequences))
     least = sum(part.least_s for part in parts) + physics.decode(sequences, cells).least_s
+    least += physics.states(sequences, sequences).least_s
     assert price.seconds(decodes) >= least * (1 - 1e-9)
 
     if tokens > 1:
@@ -145,7 +148,7 @@ def _decode_s(profile, sequences):
 def partly_on_cpu(draw):
     """A model of which llama.cpp keeps layers or experts on the CPU."""
     device = draw(st.sampled_from(sorted(name for name, d in devices().items() if d.kind != "apple")))
-    model = draw(st.sampled_from(sorted(name for name in model_names() if not memory_shape(name).states)))
+    model = draw(st.sampled_from(sorted(model_names())))
     weights = draw(st.sampled_from(("q8_0", "q4_k_m")))
     n_cpu_moe = draw(st.integers(0, 100)) if memory_shape(model).n_experts else 0
     cpu_gb_s = draw(st.sampled_from((None, 20.0, 400.0)))
@@ -171,6 +174,29 @@ def test_no_estimate_is_faster_than_device_cpu_and_bus_together(of, sequences, c
     least = sum((1 - share) * need.least_s for need, share in parts)
     least += sum(share * need.reading_s * device.bandwidth_gb_s * 1e9 / rate for need, share in parts)
     assert PassPrice(profile, profile.own_kernel, (Group(0),)).seconds(decodes) >= least * (1 - 1e-9)
+
+
+def test_a_state_is_read_and_written_once_a_step_whatever_the_context():
+    for engine, size in (("vllm", 36 * 2 * 548_864), ("llamacpp", 36 * 4 * 548_864)):
+        device, shape = devices()["h100_sxm"], memory_shape("qwen3-next-80b-a3b")
+        need = PassPhysics(device, shape, "bf16", engine=engine).states(3, 3)
+        assert need.reading_s * device.bandwidth_gb_s * 1e9 == pytest.approx(3 * 2 * size)
+    grid = estimated(Served("vllm", "h100_sxm", "mamba-2.8b")).tables.decode
+    assert all(len(set(row)) == 1 for row in grid.seconds)
+    assert all(a[0] < b[0] for a, b in pairwise(grid.seconds))
+
+
+def test_no_error_of_others_is_that_of_models_with_states():
+    said = estimated(Served("vllm", "h100_sxm", "granite-4.0-h-tiny")).basis
+    assert "no measured server of this kind: no error is known" in said
+    assert "±" not in said.partition("The host")[0]
+    assert "no error is known" not in estimated(Served("vllm", "h100_sxm", "gemma-2-9b")).basis
+
+
+def test_models_with_states_are_not_simulated_and_say_what_is():
+    done = command("run", "chat", "--model", "granite-4.0-h-tiny", "--device", "h100_sxm")
+    assert done.returncode == 2
+    assert "layers that keep a state are not simulated; kvsim plan --model granite-4.0-h-tiny says" in done.stderr
 
 
 def test_layers_are_put_on_the_device_as_llamacpp_does():
