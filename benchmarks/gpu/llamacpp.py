@@ -22,6 +22,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.gpu import random_gguf
+from benchmarks.gpu.random_tensors import tensors
 from kvsim.errors import UserError, no_such
 
 ROOT = Path(__file__).parents[2]
@@ -222,7 +223,7 @@ def record(tools: Path, model: str, weights: str, out: Path, scratch: Path, size
     if not missing and loaded.exists():
         return True
     config = random_gguf.config(model)
-    needed = sum(map(random_gguf.size, random_gguf.tensors(config, weights).values()))
+    needed = sum(map(random_gguf.size, tensors(config, weights).values()))
     if needed * 1.02 > (free := shutil.disk_usage(scratch).free):
         print(f"{name}: {needed / 1e9:.1f} GB, and {scratch} has {free / 1e9:.1f} GB free; left out", flush=True)
         return False

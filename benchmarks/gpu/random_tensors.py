@@ -89,7 +89,7 @@ def _attention(c: ModelConfig) -> Shapes:
 def _latent(c: ModelConfig) -> Shapes:
     d, heads, rank = c.hidden_size, c.num_attention_heads, c.kv_lora_rank or 0
     nope, rope, v = c.qk_nope_head_dim or 0, c.qk_rope_head_dim or 0, c.v_head_dim or 0
-    q = {"attn_q.weight": (heads * (nope + rope), d)}
+    q: Shapes = {"attn_q.weight": (heads * (nope + rope), d)}
     if c.q_lora_rank is not None:
         q = {"attn_q_a.weight": (c.q_lora_rank, d), "attn_q_b.weight": (heads * (nope + rope), c.q_lora_rank)}
         q["attn_q_a_norm.weight"] = (c.q_lora_rank,)

@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import pytest
 
-from benchmarks.gpu import random_gguf
+from benchmarks.gpu import random_gguf, random_tensors
 from kvsim.errors import UserError
 from kvsim.model.config_shapes import shape_of_config
 from kvsim.model.gguf_file import read_header
@@ -109,7 +109,7 @@ def total(tensors):
     [("llama-3.1-8b", 4.58), ("qwen3-14b", 8.38), ("qwen3-32b", 18.40), ("qwen3-30b-a3b", 17.28)],
 )
 def test_sizes_are_those_that_llama_bench_prints_of_the_real_files(model, gib):
-    tensors = random_gguf.tensors(random_gguf.config(model), "q4_k_m")
+    tensors = random_tensors.tensors(random_gguf.config(model), "q4_k_m")
     assert round(total(tensors) / 2**30, 2) == gib
 
 
@@ -131,7 +131,7 @@ def test_sizes_are_those_that_llama_bench_prints_of_the_real_files(model, gib):
 )
 @pytest.mark.parametrize("weights", ["f16", "q4_k_m"])
 def test_all_parameters_of_the_model_are_there_in_the_types_that_plan_expects(model, weights):
-    tensors, shape = random_gguf.tensors(random_gguf.config(model), weights), memory_shape(model)
+    tensors, shape = random_tensors.tensors(random_gguf.config(model), weights), memory_shape(model)
     assert sum(math.prod(tensor.shape) for tensor in tensors.values()) == shape.n_parameters
     assert total(tensors) == sum(size for _, size in gguf_types(shape, weights).values())
 
@@ -150,7 +150,7 @@ def test_random_blocks_are_sane_weights(kind):
 def test_a_file_is_read_as_its_model(shape, weights, tmp_path):
     path = tmp_path / "tiny.gguf"
     random_gguf.write(path, shape, weights)
-    header, tensors = read_header(path), random_gguf.tensors(shape, weights)
+    header, tensors = read_header(path), random_tensors.tensors(shape, weights)
     assert {name: gguf.GGMLQuantizationType(t.kind).name for name, t in header.tensors.items()} == {
         name: tensor.kind for name, tensor in tensors.items()
     }
