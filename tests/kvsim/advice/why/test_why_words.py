@@ -76,7 +76,7 @@ def test_shares_of_a_difference_never_exceed_the_whole():
     contrast = given_seconds(context=(0.020, 0.0341), queueing=(0.0091, 0.005))
     assert contrast.difference_s == pytest.approx(0.010)
     assert contrast.given_back_s == pytest.approx(0.0041)
-    assert contrast.table["share"].tolist() == [0.0] * 5 + [pytest.approx(1.0)] + [0.0] * 7
+    assert contrast.table["share"].tolist() == [0.0] * 5 + [pytest.approx(1.0)] + [0.0] * 8
     expected = "14.1 ms more go to attention over useful cells; other causes give back 4.1 ms."
     assert blame(contrast) == expected
     written = io.StringIO()
@@ -165,13 +165,13 @@ OPTIONS = {
     "--defrag-thold --cache-type-k --cache-type-v --slot-prompt-similarity --cache-reuse",
     "llama.cpp-b6975": "--threads --parallel --ctx-size --n-predict --batch-size --ubatch-size --flash-attn "
     "--kv-unified --context-shift --cache-type-k --cache-type-v --slot-prompt-similarity --cache-reuse --cache-ram "
-    "--no-cache-idle-slots",
+    "--no-cache-idle-slots --spec-draft-n-max",
     "vllm": "--max-num-seqs --max-num-batched-tokens --long-prefill-token-threshold --max-model-len --kv-cache-dtype "
     "--gpu-memory-utilization --num-gpu-blocks-override --enable-prefix-caching --enable-chunked-prefill "
-    "--kv-offloading-size",
+    "--kv-offloading-size --speculative-config",
 }
 """The options of each version that remedies may name."""
-OPTIONS |= dict.fromkeys(("streams", "sliding-window"), OPTIONS["llama.cpp-b6975"])
+OPTIONS |= dict.fromkeys(("streams", "sliding-window", "hybrid"), OPTIONS["llama.cpp-b6975"])
 ALL_REMEDIES = [remedy for remedies in [*REMEDIES.values(), *FAILURES.values()] for remedy in remedies]
 
 
