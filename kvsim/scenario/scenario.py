@@ -54,7 +54,7 @@ _SCHEDULER_ENGINES: dict[str, EngineVersion] = {
     "llama-server-b4875": LLAMACPP_B4666,
     "vllm": PRESENT["vLLM"],
 }
-_DRAFTING = ("vllm", *TODAYS_SERVERS)
+DRAFTING = ("vllm", *TODAYS_SERVERS)
 """Schedulers that check drafts."""
 _STATIC_BATCH, _STATIC_UBATCH = 256, 128
 _CONTEXT_UNIT, _EARLY_CONTEXT_UNIT = 256, 32
@@ -130,10 +130,10 @@ class Scenario(Section):
             raise ValueError("server.preemption: there is nowhere to swap to; give cache.host_cells")
         if self.server.prefetch != "none" and not self.cache.host_cells:
             raise ValueError("server.prefetch: there is nothing to bring back from; give cache.host_cells")
-        if self.speculation.on and self.server.scheduler not in _DRAFTING:
+        if self.speculation.on and self.server.scheduler not in DRAFTING:
             raise ValueError(
                 f"speculation.method: the scheduler {self.server.scheduler} checks no drafts; accepted: "
-                f"{', '.join(_DRAFTING)}"
+                f"{', '.join(DRAFTING)}"
             )
         if self.speculation.on and self.speculation.method == "ngram" and self.server.async_scheduling:
             raise ValueError("server.async_scheduling: vLLM composes no steps ahead where n-grams draft")
@@ -298,10 +298,11 @@ class Scenario(Section):
         workload, machine = table["workload"], table["machine"]
         for section, key in (
             (machine, "profile"),
+            *((table["speculation"], key) for key in ("profile", "measured")),
             *((part, "path") for part in (workload, *workload.get("parts", ()))),
         ):
             # Absolute paths, so that the scenario can be run from any folder.
-            if key in section and not is_shipped(section[key]) and self._file(section[key]):
+            if section.get(key) is not None and not is_shipped(section[key]) and self._file(section[key]):
                 section[key] = str((self.folder / section[key]).resolve())
         if self.auto_slots and not left_open:
             table["server"]["slots"] = AUTO

@@ -88,6 +88,13 @@ SESSIONS = """
 kind = "sessions"
 sessions = 12
 """
+DRAFTS = """
+[workload]
+requests = 5
+[speculation]
+method = "ngram"
+acceptance = 0.5
+"""
 FEW = """
 [workload]
 rate = 400.0
@@ -119,6 +126,7 @@ COMMANDS = {
         "compare chat --requests 20 -p paged -p vllm -p streams -p oracle --replications 2 --scheduler llama-server "
         "-p lowest-cell --plugin mine.py",
         "compare chat --requests 5 -p ring --model llama-3.1-8b --device rtx4090",
+        "compare drafts.toml --draft-tokens 0,2",
     ],
     "sweep": ["sweep sweep.toml --requests 20 --out sweep.sqlite --workers 1 --plugin mine.py"],
     "why": ["why chat -p streams"],
@@ -242,7 +250,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     (folder / "mine.py").write_text(next(block for block in blocks("add-a-policy.md", "python") if "(Policy)" in block))
     texts = {"small": SMALL, "device": DEVICE, "copies": COPIES, "sessions": SESSIONS, "sweep": SWEEP, "few": FEW}
-    texts["apart"] = APART
+    texts |= {"apart": APART, "drafts": DRAFTS}
     for name, text in texts.items():
         (folder / f"{name}.toml").write_text(text)
     with socket.socket() as free:

@@ -194,7 +194,9 @@ def engine_flags(engine: Engine, tokens: Sequence[str]) -> tuple[dict[str, str],
         takes = name not in names.SWITCHES and not equals and i < len(tokens) and not _is_flag(tokens[i])
         if takes:
             value, i = tokens[i], i + 1
-        if name in names.WITHOUT_EFFECT:
+        if name in names.NOT_COUNTED:
+            remarks.append(f"{name}: {names.NOT_COUNTED[name]}")
+        elif name in names.WITHOUT_EFFECT:
             remarks.append(f"{name}: {names.WITHOUT_EFFECT[name]}")
         elif name in long:
             flags[long[name]] = value

@@ -7,6 +7,7 @@ the context although all shared one cache); vLLM 0.33, ``vllm serve --help``.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,7 +55,30 @@ def llamacpp_flags(scenario: Scenario, *, windows: bool = False) -> Flags:
         flags.append(("--swa-full", ""))
     if old:
         flags.append(("--defrag-thold", f"{cache.threshold:g}"))
-    return (*flags, *_slot_flags(scenario))
+    return (*flags, *_slot_flags(scenario), *_llamacpp_drafts(scenario))
+
+
+_SPEC_TYPES = {"ngram": "ngram-simple", "draft-model": "draft-simple", "eagle": "draft-eagle3", "mtp": "draft-mtp"}
+"""llama-server's names (``--spec-type``) of the methods of a scenario."""
+_VLLM_METHODS = {"ngram": "ngram", "draft-model": "draft_model", "eagle": "eagle3", "mtp": "mtp"}
+"""vLLM's names of them."""
+
+
+def _llamacpp_drafts(scenario: Scenario) -> Flags:
+    """The options of llama-server that draft."""
+    drafts = scenario.speculation
+    if not drafts.on:
+        return ()
+    return ("--spec-type", _SPEC_TYPES[drafts.method]), ("--spec-draft-n-max", str(drafts.tokens))
+
+
+def _vllm_drafts(scenario: Scenario) -> Flags:
+    """The option of vLLM that drafts."""
+    drafts = scenario.speculation
+    if not drafts.on:
+        return ()
+    said = {"method": _VLLM_METHODS[drafts.method], "num_speculative_tokens": drafts.tokens}
+    return (("--speculative-config", f"'{json.dumps(said, separators=(',', ':'))}'"),)
 
 
 def _placed(n_gpu_layers: int | None, n_cpu_moe: int) -> Flags:
@@ -122,6 +146,7 @@ def vllm_flags(scenario: Scenario) -> Flags:
         *kind,
         ("--enable-prefix-caching" if cache.prefix_cache else "--no-enable-prefix-caching", ""),
         ("--enable-chunked-prefill" if server.chunked_prefill else "--no-enable-chunked-prefill", ""),
+        *_vllm_drafts(scenario),
     )
 
 

@@ -18,7 +18,11 @@ from kvsim.model.storage_types import format_size
 
 MIB = 1 << 20
 
+_DRAFTS = "the drafter's own memory is not counted"
 _WITHOUT_MEMORY = {
+    "--speculative-config": _DRAFTS,
+    "--spec-type": _DRAFTS,
+    "--spec-draft-n-max": "so many tokens are drafted at most",
     "--kv-unified": "one cache for all slots, of which a request may take any share",
     "--batch-size": "the most tokens in a step, computed --ubatch-size at a time",
     "--threads": "threads that compute; the times were measured with so many",

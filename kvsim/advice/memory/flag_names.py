@@ -98,7 +98,8 @@ LLAMACPP_OTHERS = _words(
     --chat-template-kwargs -to --timeout --threads-http --metrics --props --slots --no-slots --slot-save-path
     --media-path --models-dir --models-preset --models-max --jinja --no-jinja --reasoning-format -rea --reasoning
     --reasoning-effort --reasoning-budget --chat-template --chat-template-file -md --model-draft -ngld --draft-max
-    --draft-min --spec-type
+    --draft-min --spec-type --draft --draft-n --draft-n-min --draft-p-min --spec-draft-model --spec-draft-n-max
+    --spec-draft-n-min --spec-draft-p-min --spec-draft-ngl --spec-synth-len --spec-synth-rates
     """
 )
 
@@ -126,6 +127,14 @@ SWITCHES = _words(
     """
 )
 """Flags behind which no value stands."""
+
+_DRAFTS = (
+    "drafts take memory and passes of their own, which are not in this answer; kvsim compare --draft-tokens weighs them"
+)
+NOT_COUNTED = dict.fromkeys(
+    ("--speculative-config", "-md", "--model-draft", "--spec-draft-model", "--spec-type"), _DRAFTS
+)
+"""Flags whose effect is not in an answer about memory."""
 
 WITHOUT_EFFECT = {
     "--defrag-thold": "ignored since b6975: there is no defragmentation any more",

@@ -9,9 +9,10 @@ from typing import Any, Literal
 from kvsim.advice.memory.engine_flags import padded
 from kvsim.costs.profile import Profile
 from kvsim.experiments.traffic import TrafficSummary
-from kvsim.scenario.scenario import Scenario
+from kvsim.scenario.scenario import DRAFTING, Scenario
 from kvsim.scenario.server_defaults import EARLY_SERVER
 from kvsim.scenario.serving_sections import ServerSection
+from kvsim.scenario.speculation_section import MOST_DRAFTS
 
 TargetEngine = Literal["llamacpp", "vllm", "research"]
 """The engine that has a setting; ``research`` if no known engine does."""
@@ -54,6 +55,14 @@ class SettingsFamily:
     def narrowed(self, kv: tuple[str, ...]) -> SettingsFamily:
         """This family with K and V in these types too; the first is tried first."""
         return replace(self, axes={**self.axes, "kv": kv}, inner={**self.inner, "kv": range(1)})
+
+    def drafting(self, tokens: int) -> SettingsFamily:
+        """This family with drafts of about so many tokens, and with none; with none alone where the scheduler checks
+        none."""
+        if self.keys["server__scheduler"] not in DRAFTING:
+            return replace(self, keys={**self.keys, "speculation__method": "none"})
+        counts = tuple(dict.fromkeys((tokens, 0, -(-tokens // 2), min(2 * tokens, MOST_DRAFTS))))
+        return replace(self, axes={**self.axes, "drafts": counts})
 
     def narrowed_at(self, index: Sequence[int]) -> int:
         """How many steps narrower K and V are at a position than the widest types."""

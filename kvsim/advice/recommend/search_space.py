@@ -102,6 +102,8 @@ def build_search_space(
             every = device_families(summary, tolerant, profile)
             builder = _DeviceCandidateBuilder(base, summary, profile, shape, memory, weights, window, least)
     families = tuple(f for f in every if f.engine in targets and not _of_other_server(f, profile))
+    if base.speculation.on:
+        families = tuple(f.drafting(base.speculation.tokens) for f in families)
     if narrower:
         kinds = (profile.type_k, *narrower)
         families = tuple(f if f.engine == "research" else f.narrowed(kinds) for f in families)
@@ -233,7 +235,8 @@ class _CandidateBuilder:
         """The base with the keys of a family and of a setting, and K and V in its types or those of the profile."""
         type_k, type_v = at.get("kv", self.profile.type_k), at.get("kv", self.profile.type_v)
         types: dict[str, Any] = {"cache__type_k": type_k, "cache__type_v": type_v}
-        return load_scenario(self.base, **family.keys, **types, **_ALL_SETTINGS, **keys)
+        drafts: dict[str, Any] = {"speculation__tokens": at["drafts"]} if "drafts" in at else {}
+        return load_scenario(self.base, **family.keys, **types, **_ALL_SETTINGS, **drafts, **keys)
 
     def _cells(self, slots: int, context: int, room: str, spare: int) -> int | None:
         """Cells for all slots at full length ("full"), at P95 length ("shared"), or with prefixes kept ("reuse").

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from kvsim.advice.memory.command_line import read_command
+from kvsim.advice.memory.engine_flags import command_line, llamacpp_flags, vllm_flags
+from kvsim.advice.recommend.families import SettingsFamily
 from kvsim.errors import UserError
 from kvsim.experiments.draft_counts import compare_drafts
 from kvsim.reports.report import report_of
@@ -57,3 +60,26 @@ def test_what_is_typed_wrongly_is_refused_in_one_line(typed):
     done = command("compare", "chat", "--draft-tokens", typed)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--draft-tokens" in done.stderr
+
+
+def test_recommend_searches_them_where_they_can_be_checked():
+    axes = {"slots": (1, 2)}
+    vllm, early = (
+        SettingsFamily(name, "llamacpp", {"server__scheduler": name}, axes).drafting(3)
+        for name in ("vllm", "llama-server-b4875")
+    )
+    assert vllm.axes == {**axes, "drafts": (3, 0, 2, 6)}
+    assert (early.axes, early.keys["speculation__method"]) == (axes, "none")
+
+
+def test_what_to_type():
+    on = load_scenario(SCENARIO)
+    assert """--speculative-config '{"method":"eagle3","num_speculative_tokens":3}'""" in command_line(vllm_flags(on))
+    assert "--speculative-config" not in command_line(vllm_flags(load_scenario({**SCENARIO, "speculation": {}})))
+    here = load_scenario({"name": "here", "speculation": {"method": "ngram", "tokens": 5, "acceptance": 0.5}})
+    assert command_line(llamacpp_flags(here)).endswith("--spec-type ngram-simple --spec-draft-n-max 5")
+
+
+def test_a_command_line_with_drafts_says_what_is_not_counted():
+    line = read_command("llama-server -m a.gguf --spec-type ngram-simple --spec-draft-n-max 4")
+    assert [remark.partition(":")[0] for remark in line.remarks] == ["--spec-type"]

@@ -52,7 +52,17 @@ def test_a_built_in_scenario_survives_its_own_file(write, name):
 def test_the_written_file_names_every_key_even_those_not_set():
     text = load_scenario("identical", workload__prompt_tokens={"kind": "lognormal", "mu": 1.0, "sigma": 1.0}).to_toml()
     sections = tomllib.loads(text)
-    assert set(sections) == {"name", "seed", "workload", "model", "server", "cache", "machine", "cluster"}
+    assert set(sections) == {
+        "name",
+        "seed",
+        "workload",
+        "model",
+        "server",
+        "cache",
+        "machine",
+        "cluster",
+        "speculation",
+    }
     assert "max" not in sections["workload"]["prompt_tokens"]
     assert sections["server"]["slots"] == "auto"
     server = "server.n_batch, server.n_ubatch, server.slot_context"
@@ -60,7 +70,9 @@ def test_the_written_file_names_every_key_even_those_not_set():
     machine = (
         "machine.device, machine.engine, machine.weights, machine.n_gpu_layers, machine.cpu_gb_s, machine.host_gb_s"
     )
-    assert text.endswith(f"# not set: workload.max_output_tokens, {server}, {cache}, {machine}, cluster.link_gb_s\n")
+    unset = ["acceptance", "accepted_by_position", "measured", "model", "profile", "share"]
+    rest = ", ".join(["cluster.link_gb_s", *(f"speculation.{key}" for key in unset)])
+    assert text.endswith(f"# not set: workload.max_output_tokens, {server}, {cache}, {machine}, {rest}\n")
 
 
 def test_a_file_may_say_nothing(write):
