@@ -114,6 +114,7 @@ class ApartVllm(OffloadingVllm):
         """Give up what has been read, and compose a step. Raises ``Livelock``."""
         seen = self._seen_s(now)
         self.give_up([job for job, at_s in self._read_s.items() if at_s <= seen and job in self.held])
+        self._rows_ran = False  # Which blocks rows are given is of no interest: they need not leave.
         return super().schedule(now)
 
     def give_up(self, jobs: Iterable[Job]) -> None:
