@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvsim.engines.published.servers import FRONT_END, REQUESTS
-from kvsim.engines.published.validation import GROUPS
+from kvsim.engines.published.validation import APART, GROUPS
 from kvsim.errors import counted
 from kvsim.reports.formats import error, seconds, share, whole
 from kvsim.reports.report import Column, Report, Section, Table
@@ -90,7 +90,7 @@ def _errors(validation: PublishedValidation) -> Table:
             Column(f"{name} median", f"{key}_median", share),
             Column(f"{name} P90", f"{key}_p90", share),
         ]
-    order = {name: i for i, name in enumerate(("all", *GROUPS))}
+    order = {name: i for i, name in enumerate(("all", *GROUPS, APART))}
     rows = sorted(validation.groups.to_dict("records"), key=lambda row: order[row["by"]])
     return Table(
         "Errors",
@@ -105,7 +105,7 @@ def _points(title: str, points: Any, note: str, at_most: int | None = None) -> T
     """Points one by one."""
     columns = [
         Column("model", "model"),
-        Column("device", lambda row: f"{row['tp']} x {row['device']}"),
+        Column("device", lambda row: f"{row['servers']}, {row['device']}"),
         Column("weights", "precision"),
         Column("vLLM", "version"),
         Column("tokens", lambda row: f"{row['isl']}/{row['osl']}"),

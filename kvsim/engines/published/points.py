@@ -11,11 +11,13 @@ import csv
 import hashlib
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 from kvsim.errors import UserError, no_such
 from kvsim.installation import install_extra
@@ -29,10 +31,25 @@ _NEEDED = (
 _OTHERS = (
     *("silicon_data_source", "backend_version", "precision", "mode", "gemm_quant_mode"),
     *("pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size"),
+    *(
+        f"{half}_{name}"
+        for half in ("prefill", "decode")
+        for name in ("batch_size", "num_workers", "tp_size", "pp_size", "attention_dp_size", "moe_ep_size")
+    ),
 )
 """Columns that are read if they are there."""
 _STORED = re.compile(r"-(fp8|nvfp4|fp4)$", re.IGNORECASE)
 """The end of a model's name that says how its weights are stored, as another column does."""
+
+
+class Half(NamedTuple):
+    """Equal servers that only prefill, or only decode; fields as of a ``Point``."""
+
+    servers: int
+    tp: int
+    pp: int
+    dp: int
+    ep: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +82,23 @@ class Point:
     ep: int
     """Devices over which whole experts are divided; 1: each expert is divided."""
     apart: bool
-    """Whether prefill and decode have servers of their own."""
+    """Whether prefill and decode have servers of their own; then ``tp``, ``pp``, ``dp``, ``ep`` are of the latter."""
     ttft_s: float
     tpot_s: float
+    halves: tuple[Half, Half] | None = None
+    """Where they are apart, the servers that prefill and those that decode."""
 
     @property
     def looked_at(self) -> bool:
         """Whether it is of the third of all points that may be looked at to choose what no source states."""
         return int(hashlib.sha256(self.id.encode()).hexdigest(), 16) % 3 == 0
+
+    @property
+    def servers(self) -> str:
+        """How many servers there are, and of which TP."""
+        if self.halves is None:
+            return f"TP{self.tp}"
+        return " and ".join(f"{half.servers} x TP{half.tp}" for half in self.halves)
 
     @property
     def lengths(self) -> str:
@@ -117,10 +143,17 @@ def _point(row: dict[str, str | None], where: str) -> Point:
         return int(_positive(told[name], name, where, least=0 if default is not None else 1))
 
     apart = told["mode"] not in ("", "agg")
-    tp, ep = number("tp_size", 1), max(1, number("moe_ep_size", 1))
+
+    def half(of: str) -> Half:
+        names = ("num_workers", "tp_size", "pp_size", "attention_dp_size", "moe_ep_size")
+        return Half(*(max(1, number(f"{of}_{name}", 1)) for name in names))
+
+    halves = (half("prefill"), half("decode")) if apart and told["decode_num_workers"] else None
+    of_half = "decode_" if apart else ""
+    tp, ep = number(f"{of_half}tp_size", 1), max(1, number(f"{of_half}moe_ep_size", 1))
     # Where it is not said, those who share the experts of a layer also share its attention, or are several schedulers.
     shared = max(1, number("moe_tp_size", 1)) * ep
-    dp = number("attention_dp_size", max(1, shared // max(1, tp)))
+    dp = number("attention_dp_size", max(1, shared // max(1, tp))) if halves is None else halves[1].dp
     return Point(
         id=told["id"],
         source=told["silicon_data_source"],
@@ -132,15 +165,26 @@ def _point(row: dict[str, str | None], where: str) -> Point:
         weights=told["gemm_quant_mode"],
         isl=number("isl"),
         osl=number("osl"),
-        concurrency=number("batch_size", 0) if apart else number("batch_size"),
+        # Where it is not said for servers apart, it is the product that it is where it is said.
+        concurrency=_clients(told) if apart else number("batch_size"),
         tp=tp,
-        pp=number("pp_size", 1),
+        pp=number("pp_size", 1) if halves is None else halves[1].pp,
         dp=dp,
         ep=ep,
         apart=apart,
         ttft_s=_positive(told["silicon_ttft_ms"], "silicon_ttft_ms", where) / 1e3,
         tpot_s=_positive(told["silicon_tpot_ms"], "silicon_tpot_ms", where) / 1e3,
+        halves=halves,
     )
+
+
+def _clients(told: Mapping[str, str]) -> int:
+    """The clients of servers that are apart; where that is not said, the product that it is wherever it is."""
+    said = re.search(r"silicon_concurrency=(\d+)", told["silicon_data_source"])
+    if said is not None:
+        return int(said[1])
+    numbers = [told[f"decode_{name}"] for name in ("batch_size", "num_workers")]
+    return prod(int(number) if number.isdigit() else 0 for number in numbers)
 
 
 def _positive(text: str, name: str, where: str, least: float = 0.0) -> float:

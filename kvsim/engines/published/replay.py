@@ -14,6 +14,7 @@ from kvsim.errors import UserError
 from kvsim.experiments.workers import map_unordered
 from kvsim.simulation.arrivals import send
 from kvsim.simulation.backend import SimulatedBackend
+from kvsim.simulation.cluster.run import run_cluster
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import drive
 from kvsim.simulation.set_up import build_policy, cost_model, profile_of
@@ -80,11 +81,14 @@ def replay_point(point: Point) -> Outcome:
     front_end = FrontEndClients(*FRONT_END) if flags.front_end else None
     try:
         scenario, blocks = scenario_of(point, flags)
-        costs = cost_model(scenario, profile_of(scenario))
-        policy = build_policy(scenario, None, costs)
-        backend = SimulatedBackend(costs, policy.kernel, policy.groups)
-        recorder = Recorder(detail="requests")
-        result, _ = drive(scenario, policy, backend, recorder, costs.profile, clients=front_end or send)
+        if point.apart:
+            result = run_cluster(scenario, detail="requests", clients=front_end or send)
+        else:
+            costs = cost_model(scenario, profile_of(scenario))
+            policy = build_policy(scenario, None, costs)
+            backend = SimulatedBackend(costs, policy.kernel, policy.groups)
+            recorder = Recorder(detail="requests")
+            result, _ = drive(scenario, policy, backend, recorder, costs.profile, clients=front_end or send)
     except (UserError, WorkloadError) as e:
         return Outcome(point, None, str(e).splitlines()[0].removeprefix("published: "))
     summary, block = result.summary, scenario.cache.block_size

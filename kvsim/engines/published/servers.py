@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
@@ -14,12 +15,12 @@ from pydantic import BaseModel, ConfigDict
 from kvsim.costs.devices import device_named
 from kvsim.costs.memory_plan import plan
 from kvsim.costs.vllm_profile import serve_defaults
-from kvsim.engines.published.points import Point
+from kvsim.engines.published.points import Half, Point
 from kvsim.engines.recordings.vllm_scenario import VllmLimits, vllm_behaviour, vllm_scenario
 from kvsim.errors import UserError
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import memory_shape
-from kvsim.scenario.scenario import Scenario
+from kvsim.scenario.scenario import Scenario, load_scenario
 
 FRONT_END = (0.015, 5.5e-6)
 """What the clients and the one process that takes their requests add: seconds around each, and per token of its prompt,
@@ -104,13 +105,14 @@ def why_not(point: Point) -> str | None:
     """Why a point cannot be replayed by what it is; None if it can."""
     if point.engine != "vllm":
         return f"{point.engine}: only servers of vLLM are replayed"
-    if point.apart:
-        return "prefill and decode apart are not simulated"
-    if point.pp > 1:
+    halves = point.halves or ()
+    if point.apart and not (halves and point.concurrency):
+        return "the point does not say how many servers prefill and decode, or how many clients there were"
+    if point.pp > 1 or any(half.pp > 1 for half in halves):
         return "pipeline parallelism is not simulated"
     if "dynamo_version" in point.source and "silicon_concurrency" not in point.source:
         return "the point does not say how many clients each server had: Dynamo shares them out over several"
-    if point.dp > 1:
+    if point.dp > 1 or any(half.dp > 1 for half in halves):
         return "attention data parallelism: several schedulers behind one address are not simulated"
     return None
 
@@ -123,11 +125,13 @@ def version_of(point: Point) -> str:
 
 
 def scenario_of(point: Point, flags: ServerFlags) -> tuple[Scenario, int]:
-    """The scenario of a point under vLLM, and the blocks that its server has.
+    """The scenario of a point under vLLM, and the blocks that its server has, or all its servers that decode.
 
     The scenario has fewer where they are more than cells can be, and than any request needs. Raises ``UserError`` for
     models, devices, types and times not known here.
     """
+    if point.halves is not None:
+        return _apart(point, point.halves, flags)
     device, shape = device_named(point.device), memory_shape(point.model)
     if point.weights not in _WEIGHTS:
         raise UserError(f"weights in {point.weights!r:.40} are not known here")
@@ -179,6 +183,16 @@ def scenario_of(point: Point, flags: ServerFlags) -> tuple[Scenario, int]:
         machine=machine,
     )
     return scenario, blocks
+
+
+def _apart(point: Point, halves: tuple[Half, Half], flags: ServerFlags) -> tuple[Scenario, int]:
+    """The scenario of servers that prefill and servers that decode, each with the same flags."""
+    each = [replace(point, apart=False, halves=None, tp=half.tp, ep=half.ep) for half in halves]
+    (first, _), (second, blocks) = [scenario_of(half, flags) for half in each]
+    other = {name: getattr(second, name).model_dump(exclude_unset=True) for name in ("machine", "server", "cache")}
+    groups = [{"role": "prefill", "count": halves[0].servers}, {"role": "decode", "count": halves[1].servers, **other}]
+    table = first.model_dump(exclude_unset=True, exclude={"folder"})
+    return load_scenario({**table, "cluster": {"servers": groups}}), blocks * halves[1].servers
 
 
 def _lengths(most: int, least: float) -> dict[str, Any]:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 MEASURES = ("ttft", "tpot", "throughput")
 GROUPS = ("model", "device", "tp", "concurrency", "isl", "memory", "third")
-"""What the errors are grouped by."""
+"""What the errors of points of one server are grouped by."""
+APART = "prefill and decode apart"
+"""The group of all others."""
 _UP_TO = ("concurrency", "isl")
 """Those whose groups go up to powers of two."""
 WORST = 10
@@ -60,15 +62,16 @@ class PublishedValidation:
 
     @cached_property
     def groups(self) -> pd.DataFrame:
-        """Errors of all points, and by each of ``GROUPS`` (concurrency and isl: up to the value): columns by, value,
-        points, and of each measure ``_bias``, the median with its sign, ``_median`` and ``_p90`` without."""
-        rows = [_errors_of(self.table, "all", "")]
+        """Errors of all points of one server (where there are none, of all), by each of ``GROUPS`` (concurrency and
+        isl: up to the value), and of those ``APART``: columns by, value, points, and of each measure ``_bias``, the
+        median with its sign, ``_median`` and ``_p90`` without."""
+        several = self.table["servers"].str.contains(" ").astype(bool)
+        table, apart = self.table[~several], self.table[several]
+        rows = [_errors_of(table if len(table) else apart, "all", "")]
         for by in GROUPS:
-            values = (
-                self.table[by] if by not in _UP_TO else self.table[by].map(lambda n: 1 << (int(n) - 1).bit_length())
-            )
-            rows += [_errors_of(part, by, value) for value, part in self.table.groupby(values)]
-        return pd.DataFrame(rows)
+            values = table[by] if by not in _UP_TO else table[by].map(lambda n: 1 << (int(n) - 1).bit_length())
+            rows += [_errors_of(part, by, value) for value, part in table.groupby(values)]
+        return pd.DataFrame(rows + ([_errors_of(apart, APART, "")] if len(apart) else []))
 
     @property
     def worst(self) -> pd.DataFrame:
@@ -134,7 +137,7 @@ class PublishedValidation:
 
 
 _COLUMNS = (
-    *("id", "model", "device", "tp", "precision", "version", "isl", "osl", "concurrency", "experts_apart"),
+    *("id", "model", "device", "tp", "servers", "precision", "version", "isl", "osl", "concurrency", "experts_apart"),
     *("profile", "blocks", "needed_blocks", "memory", "preemptions", "third"),
     *(f"{side}_{measure}" for measure in MEASURES for side in ("measured", "predicted", "error")),
     "front_end",
@@ -150,6 +153,7 @@ def _row(point: Point, predicted: Prediction) -> dict[str, Any]:
         side["throughput"] = point.concurrency * answer / (side["ttft"] + (answer - 1) * side["tpot"])
     return {
         **{key: getattr(point, key) for key in ("id", "model", "device", "tp", "isl", "osl", "concurrency")},
+        "servers": point.servers,
         "precision": point.precision or "own",
         "version": version_of(point),
         "experts_apart": point.ep > 1,

@@ -30,6 +30,14 @@ def test_more_devices_behind_the_experts_than_behind_attention_are_several_sched
     assert points["four"].dp == 1
 
 
+def test_servers_that_are_apart_are_two_kinds(points):
+    prefill, decode = points["halves"].halves
+    assert (prefill.servers, decode.servers, points["halves"].tp) == (1, 2, 1)
+    assert points["halves"].concurrency == 2 * 2
+    assert points["halves"].servers == "1 x TP1 and 2 x TP1"
+    assert (points["apart"].halves, points["apart"].concurrency) == (None, 0)
+
+
 def test_a_third_may_be_looked_at_and_it_is_always_the_same(tmp_path):
     rows = [ROWS[0].replace("alone", f"point{i}", 1) for i in range(300)]
     read = read_points(write_points(tmp_path / "points.csv", *rows))

@@ -46,7 +46,8 @@ def test_of_all_published_points_something_is_known():
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("apart", "prefill and decode apart are not simulated"),
+        ("apart", "the point does not say how many servers prefill and decode, or how many clients there were"),
+        ("halves", None),
         ("shared", "attention data parallelism: several schedulers behind one address are not simulated"),
         ("staged", "pipeline parallelism is not simulated"),
         ("other", "sglang: only servers of vLLM are replayed"),
