@@ -227,7 +227,7 @@ class Kept(ApartCluster):
 
 
 @given(apart_scenarios())
-@settings(deadline=None, max_examples=30, phases=(Phase.explicit, Phase.generate))
+@settings(deadline=None, max_examples=18, phases=(Phase.explicit, Phase.generate))
 def test_all_requests_end_nothing_leaks_and_each_byte_is_a_block_that_was_read(random_scenario):
     with patch("kvsim.simulation.cluster.run.ApartCluster", Kept):
         result = run(random_scenario, detail="tables")
@@ -250,7 +250,7 @@ def test_all_requests_end_nothing_leaks_and_each_byte_is_a_block_that_was_read(r
 
 
 @given(apart_scenarios())
-@settings(deadline=None, max_examples=30, phases=(Phase.explicit, Phase.generate))
+@settings(deadline=None, max_examples=18, phases=(Phase.explicit, Phase.generate))
 def test_servers_that_run_ahead_change_nothing(random_scenario):
     policy = random_scenario.cache.policy
     ahead = figures(run, random_scenario, policy)
