@@ -21,7 +21,8 @@ from kvsim.costs.efficiency import storage_group
 from kvsim.costs.physics import Need, PassPhysics
 from kvsim.errors import UserError
 from kvsim.model.cache_groups import PassWeights
-from kvsim.model.config_shapes import ModelConfig
+from kvsim.model.config_shapes import model_config
+from kvsim.model.layer_parts import latent
 from kvsim.model.memory_shapes import config_fields, memory_shape
 
 MODELS: dict[str, tuple[int, ...]] = {
@@ -141,7 +142,8 @@ def rows_of(device: str, model: str, tp: int, weights: str, name: str | None = N
 def _attention_matrices(question: PackageModel, tokens: int) -> Need:
     """What the matrices of latent attention need, which the package has in one with it."""
     shape = question.shape
-    numbers = shape.n_layers * ModelConfig.model_validate(config_fields(shape.name)).attention_weights()
+    fields = config_fields(shape.name)
+    numbers = shape.n_layers * latent(model_config(fields, fields["model_type"])).numbers
     other = replace(shape, matrices=PassWeights(numbers))
     return PassPhysics(question.device, other, "bf16", tp=question.tp).matrices(tokens)
 

@@ -156,8 +156,8 @@ class PartPrices:
 
     def __init__(self, profile: Profile, physics: PassPhysics):
         self._profile, self._physics = profile, physics
-        layers = physics.shape.n_layers
-        self._groups = [Group(0, group.window, group.layers / layers) for group in physics.shape.groups]
+        caching = sum(group.layers for group in physics.shape.cells)
+        self._groups = [Group(0, group.window, group.layers / caching) for group in physics.shape.cells]
         if physics.engine == "vllm":
             self._groups = [Group(0)]
         elif len({group.window for group in self._groups}) == 1:
