@@ -225,11 +225,14 @@ def _alike(one: MemoryShape, other: MemoryShape) -> bool:
 
 
 def _same_family(title: str, model: str) -> bool:
-    """False for models of equal size whose families differ by their number, as Qwen2.5 14B and Qwen3 14B do."""
+    """False for models of equal size whose families differ by their number, as Qwen2.5 14B and Qwen3 14B do, or that
+    llama.cpp does not run as a Llama where the title says that it did."""
     try:
         kind = str(config_fields(model).get("model_type", ""))
     except UserError:
         return True
+    if title.lower().startswith("llama ") and kind not in ("llama", "mistral", "mixtral"):
+        return False
     one, other = (re.match(r"([a-z]+)(\d+)", text.lower().replace("_", "")) for text in (title, kind))
     return one is None or other is None or one[1] != other[1] or one[2] == other[2]
 
