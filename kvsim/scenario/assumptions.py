@@ -105,6 +105,8 @@ def _cache(scenario: Scenario, engine: EngineVersion | None) -> Iterator[str]:
     given = scenario.cache.model_fields_set | ({"slot_context"} if scenario.server.slot_context is not None else set())
     if scenario.cache.kernel is not None:
         given |= {"flash_attention"}
+    if scenario.cache.groups:
+        given |= {"block_size"}  # Each group has its own.
     if scenario.auto_slots and scenario.unified:
         given |= {"unified"}  # The server's own line has it.
     if scenario.context_cells != scenario.cache.cells:

@@ -46,6 +46,8 @@ def test_every_decision_of_the_real_scheduler_is_ours(tmp_path, groups):
     draw = random.Random(seed := time.time_ns() % 1_000_000)
     given = [f"{name}={draw.choice(values)}" for name, values in DRAWN.items()]
     given += [f"groups={groups}", f"seed={seed}", "steps=150", "p_arrive=0.2"]
+    if "window" not in groups and "state" not in groups:
+        given.append("retention=0")  # vLLM refuses others where all is kept.
     record, out = ROOT / "tests/real_engine/vllm_server/record_groups.py", tmp_path / "groups.jsonl.gz"
     words = [PYTHON, record, write_model(tmp_path / "model"), out, *given]
     done = subprocess.run(words, env=os.environ | SETTINGS, capture_output=True, text=True, timeout=300)
@@ -56,4 +58,4 @@ def test_every_decision_of_the_real_scheduler_is_ours(tmp_path, groups):
         pytest.skip(f"vLLM {header['vllm']} lets requests wait for states that are there")
     found = ENGINES["vllm"](out)
     assert found.first is None, given
-    assert found.total > 150
+    assert found.total >= 150
