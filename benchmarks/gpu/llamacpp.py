@@ -217,7 +217,7 @@ def serve(tools: Path, model: Path, out: Path, sizes: Sizes, limit_s: float) -> 
 
 def record(tools: Path, model: str, weights: str, out: Path, scratch: Path, sizes: Sizes, clock: Clock) -> bool:
     """Time one model as far as it has not been; whether all is there."""
-    name = f"{Path(model).stem}-{weights}"
+    name = f"{Path(model).name.removesuffix('.json')}-{weights}"
     recording, loaded = Recording(out / f"{name}.jsonl"), out / f"{name}.load.jsonl.gz"
     missing = [words for words in sizes.benches() if not recording.is_whole(" ".join(words))]
     if not missing and loaded.exists():
