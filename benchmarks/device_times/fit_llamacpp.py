@@ -20,6 +20,7 @@ from benchmarks.device_times.llamacpp_rows import rows
 from benchmarks.device_times.no_flash_attention import unfused
 from benchmarks.device_times.writing import write
 from kvsim.costs.efficiency import Efficiency, EngineEfficiency
+from kvsim.model.memory_shapes import memory_shape
 
 SHARED = (
     "sharpness",
@@ -132,7 +133,9 @@ def fitted(table: pd.DataFrame) -> EngineEfficiency:
         f"published llama-bench and llama-batched-bench results ({len(table)} of {table['device'].nunique()} devices "
         f"with {table['model'].nunique()} models)"
     )
-    return Fit(table).efficiency({"all": errors(tested)}, source)
+    states = tested["model"].map(lambda name: bool(memory_shape(name).states))
+    found = {"all": errors(tested)} | ({"states": errors(tested[states])} if states.any() else {})
+    return Fit(table).efficiency(found, source)
 
 
 def with_unfused(make: str, found: EngineEfficiency) -> EngineEfficiency:

@@ -16,7 +16,7 @@ import pandas as pd
 from benchmarks.device_times.fitting import errors, fit
 from benchmarks.device_times.writing import write
 from kvsim.costs.devices import devices
-from kvsim.costs.efficiency import BUS_GB_S, Efficiency, EngineEfficiency
+from kvsim.costs.efficiency import BUS_GB_S, Efficiency, EngineEfficiency, make_of
 from kvsim.costs.physics import Need
 
 SOURCE = "vLLM's kernels on {devices} devices of NVIDIA with {models} models (aiconfigurator-core 0.12.0, Apache-2.0)"
@@ -34,7 +34,7 @@ _IN_GRAPHS = "b200_sxm"
 def prepared(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows that are fitted, with the make of the device; exchanges over a bus are a part of their own."""
     known = rows["device"].map(devices())
-    rows = rows.assign(make=["blackwell" if device.tflops_fp4 else "nvidia" for device in known])
+    rows = rows.assign(make=[make_of("vllm", device) for device in known])
     bus = known.map(lambda device: device.link_gb_s <= BUS_GB_S)
     rows.loc[bus & (rows["part"] == "exchange"), "part"] = "bus"
     experts = rows["model"].isin(rows.loc[rows["part"] == "experts", "model"])

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from kvsim.costs.devices import Device, device_named
-from kvsim.costs.efficiency import storage_group
+from kvsim.costs.efficiency import make_of, storage_group
 from kvsim.costs.physics import Need, PassPhysics
 from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.memory_shapes import memory_shape
@@ -63,6 +63,11 @@ MODELS = {
     "qwen3moe 30B.A3B": "qwen3-30b-a3b",
     "qwen3-30b-a3b": "qwen3-30b-a3b",
     "qwen3moe 235B.A22B": "qwen3-235b-a22b",
+    "deepseek-v2-lite": "deepseek-v2-lite",
+    "granite-4.0-h-small": "granite-4.0-h-small",
+    "granite-4.0-h-tiny": "granite-4.0-h-tiny",
+    "lfm2-8b-a1b": "lfm2-8b-a1b",
+    "nemotron-h-8b": "nemotron-h-8b",
     "gpt-oss 20B": "gpt-oss-20b",
     "gpt-oss 120B": "gpt-oss-120b",
     "phi-4": "phi-4",
@@ -75,7 +80,7 @@ weights is Mistral Small, which has llama.cpp's architecture of that name."""
 
 
 class BenchPass(NamedTuple):
-    """A row: so many passes, what each needs, and what attention needs in all of them together."""
+    """A row: so many passes, what each needs, and what attention and states need in all of them together."""
 
     device: str
     make: str
@@ -148,17 +153,18 @@ def _pass(
     # Of a prompt, one row of logits at most is computed.
     head = physics.head(sequences) if phase == "decode" else Need(np.float64(0), np.float64(0))
     attention = physics.decode(sequences, seen) if phase == "decode" else physics.prompt(tokens, seen)
-    make = "nvidia" if physics.device.kind in ("datacentre", "consumer") else physics.device.kind
+    states = physics.states(sequences, tokens)
     return BenchPass(
         physics.device.name,
-        make,
+        make_of("llamacpp", physics.device),
         shape.name,
         storage_group(physics.weights),
         phase,
         times,
         shape.n_layers,
         *(value for need in (matrices, experts, head) for value in _seconds(need, scale)),
-        *(times * float(attention.reading_s), times * float(attention.computing_s)),
+        times * float(attention.reading_s + states.reading_s),
+        times * float(attention.computing_s + states.computing_s),
         seconds,
     )
 
@@ -209,6 +215,7 @@ def row_devices() -> dict[str, Device]:
             if own in sheet.index and (found := _device(str(own), sheet.loc[own])) is not None:
                 _DEVICES[str(name)] = found
         _DEVICES["GB10"] = device_named("gb10")
+        _DEVICES["h100_sxm"] = device_named("h100_sxm")
     return _DEVICES
 
 

@@ -16,7 +16,7 @@ from scipy.optimize import least_squares
 
 from benchmarks.device_times.fitting import errors
 from benchmarks.device_times.llamacpp_rows import FOLDER, UBATCH, row_devices
-from kvsim.costs.efficiency import Efficiency, Unfused
+from kvsim.costs.efficiency import Efficiency, Unfused, make_of
 from kvsim.costs.physics import Need, PassPhysics
 from kvsim.model.memory_shapes import memory_shape
 
@@ -39,7 +39,7 @@ def _needs(row: Any) -> tuple[str, Need, Need]:
         physics.decode(1, seen) if row.test == "tg" else physics.prompt(UBATCH, seen)
         for seen in (row.seen, row.seen_longer)
     )
-    return ("nvidia" if device.kind in ("datacentre", "consumer") else device.kind, *both)
+    return (make_of("llamacpp", device), *both)
 
 
 def added(table: pd.DataFrame, found: Efficiency) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from kvsim.costs.devices import Device
 from kvsim.costs.memory_settings import Engine
 from kvsim.costs.physics import Need
 from kvsim.costs.records import Record, Seconds
@@ -26,6 +27,17 @@ BUS_GB_S = 64.0
 def engine_kind(engine: str) -> Engine:
     """Whose times those of an engine, with its version, are: all but llama.cpp's are taken as vLLM's."""
     return "llamacpp" if engine.startswith("llama.cpp") else "vllm"
+
+
+def make_of(engine: Engine, device: Device) -> str:
+    """Devices of which an engine reaches alike much: a key of ``efficiencies``, or a kind that was not measured."""
+    if device.kind not in ("datacentre", "consumer"):
+        return device.kind
+    if engine == "vllm":
+        return "blackwell" if device.tflops_fp4 else "nvidia"
+    # Their peak takes instructions that llama.cpp has none of (wgmma, tcgen05); what has no HBM has the older ones.
+    hopper = device.kind == "datacentre" and device.tflops_fp8 and device.bandwidth_gb_s > 1800
+    return "hopper" if hopper else "nvidia"
 
 
 class Efficiency(Record):
@@ -97,7 +109,8 @@ class EngineEfficiency(Record):
     unfused: Unfused | None = None
     """None: not measured."""
     errors: dict[str, Errors]
-    """By group of storage types; "experts" after the group is of mixtures of experts, and "all" of everything."""
+    """By group of storage types; "experts" after the group is of mixtures of experts, "states" of models with
+    layers that keep a state, and "all" of everything."""
     source: str
     """What it was fitted to."""
 

@@ -18,6 +18,7 @@ from kvsim.costs.efficiency import (
     Unfused,
     efficiencies,
     engine_kind,
+    make_of,
     storage_group,
 )
 from kvsim.costs.memory_settings import ENGINE_TITLES
@@ -39,8 +40,6 @@ _CELLS = tuple(1 << i for i in range(4, 21))
 _CHUNK = _TOKENS[::4]
 _MEASURED_TOKENS, _MEASURED_CELLS, _MEASURED_SEQUENCES = 8192, 32768, 512
 """The largest passes that efficiencies were fitted to."""
-_MAKES = {"datacentre": "nvidia", "consumer": "nvidia"}
-"""Makes of devices by their kind, where they are not the kind's name."""
 
 
 def estimated(of: Served) -> Profile:
@@ -53,8 +52,10 @@ def estimated(of: Served) -> Profile:
     if unfused is not None:
         fitted = fitted.model_copy(update={"decode": unfused.decode, "prompt": unfused.prompt})
     moe = shape.n_experts > 0
-    # No server was measured whose layers keep states, so that no error of others is theirs.
-    errors = Errors() if shape.states else fitted.errors_of(physics.expert_type if moe else weights, experts=moe)
+    errors = fitted.errors_of(physics.expert_type if moe else weights, experts=moe)
+    if shape.states:
+        # No error of others is theirs.
+        errors = fitted.errors.get("states", Errors())
     on_cpu = OnCpu.of(shape, of.n_gpu_layers, of.n_cpu_moe)
     cpu = CpuSide.of(physics, of.cpu_gb_s) if on_cpu.experts or on_cpu.layers else None
     moves, shift = physics.copies() if cpu is None else cpu.copies(on_cpu.layers, physics.copies())
@@ -125,10 +126,7 @@ def adapted(measured: Profile, type_k: str, type_v: str) -> Profile:
 
 def _efficiency(engine: str, device: Device) -> tuple[EngineEfficiency, bool]:
     """What was fitted for an engine on devices of this make, and whether that is so: of another, if there is none."""
-    makes = efficiencies()[engine]
-    make = _MAKES.get(device.kind, device.kind)
-    if make == "nvidia" and device.tflops_fp4 and "blackwell" in makes:
-        make = "blackwell"
+    makes, make = efficiencies()[engine], make_of(engine, device)
     return makes.get(make) or makes["nvidia"], make in makes
 
 

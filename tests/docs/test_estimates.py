@@ -14,6 +14,8 @@ ROWS = {
     "vLLM, Blackwell, NVFP4, experts": ("vllm", "blackwell", "nvfp4 experts"),
     "vLLM, all of these": ("vllm", "nvidia", "all"),
     "llama.cpp, NVIDIA": ("llamacpp", "nvidia", "all"),
+    "llama.cpp, Hopper": ("llamacpp", "hopper", "all"),
+    "llama.cpp, Hopper, models with states": ("llamacpp", "hopper", "states"),
     "llama.cpp, Apple": ("llamacpp", "apple", "all"),
     "llama.cpp, AMD": ("llamacpp", "amd", "all"),
     "llama.cpp, AMD Instinct": ("llamacpp", "instinct", "all"),
