@@ -125,6 +125,8 @@ _CONTEXT = (
     ("kv_streams", re.compile(r"llama_kv_cache: size = .*? (\d+/\d+) seqs")),
     ("kv_type_k", re.compile(r"llama_kv_cache: size = .*?K \((\w+)\)")),
     ("kv_type_v", re.compile(r"llama_kv_cache: size = .*?V \((\w+)\)")),
+    ("states", re.compile(r"llama_memory_recurrent: size = .*?\( *(\d+) cells")),
+    ("states_mib", re.compile(r"llama_memory_recurrent: size = +([\d.]+) MiB")),
     ("flash_attn_resolved", re.compile(r"Flash Attention (?:was auto, set to )?(enabled|disabled)")),
 )
 """What is said of a context while it is made. Several may be made to find out what fits; the last one serves."""

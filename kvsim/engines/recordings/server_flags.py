@@ -11,7 +11,8 @@ from kvsim.scenario.scenario import Scenario, load_scenario
 def scenario_of(header: Record) -> tuple[Scenario, bool]:
     """The scenario of a recording, and whether its model is known, so that bytes can be compared.
 
-    The header's ``model`` may have the ``window`` of some layers, or the bytes of a sequence's state (``state_bytes``).
+    The header's ``model`` may have the ``window`` of some layers, or the bytes of a sequence's state (``state_bytes``),
+    of which a log has the sum of all.
     Flags that decide nothing (threads, say) are passed over. Raises ``UserError``.
     """
     flags, _, _ = engine_flags("llamacpp", [str(flag) for flag in header["flags"]])
@@ -19,9 +20,11 @@ def scenario_of(header: Record) -> tuple[Scenario, bool]:
     keys.pop("cache__kernel", None)  # A profile that is fitted to it has the costs of the kernel that ran.
     if "cache__cells" not in keys:
         keys["cache__cells"] = int(header["server"]["n_ctx"])
-    told = header.get("model", {})
+    told, server = header.get("model", {}), header["server"]
     if "state_bytes" in told:
         keys |= {"cache__policy": "hybrid", "model__state_mib": told["state_bytes"] / 2**20}
+    elif "states_mib" in server:
+        keys |= {"cache__policy": "hybrid", "model__state_mib": server["states_mib"] / server["states"]}
     elif "window" in told:
         keys |= {"cache__policy": "sliding-window", "cache__window": told["window"]}
     model = model_of_file(str(told.get("file", "")))

@@ -8,6 +8,7 @@ import pytest
 from kvsim.engines.recordings.llama_server_join import SentRequest, recording
 from kvsim.engines.recordings.llama_server_log import last_mark, read_log
 from kvsim.engines.recordings.recording_files import write_recording
+from kvsim.engines.recordings.server_flags import scenario_of
 from kvsim.errors import UserError
 
 LOADING = (
@@ -24,6 +25,10 @@ LOADING = (
         "I",
         "llama_kv_cache: size =   11.25 MiB (   256 cells,  30 layers,  2/2 seqs), K (f16):    5.62 MiB, V (q8_0): ...",
     ),
+    (
+        "I",
+        "llama_memory_recurrent: size =    9.21 MiB (     2 cells,  10 layers,  2 seqs  0 rs_seq), R (f32): ...",
+    ),
     ("I", "resolve_fused_ops: Flash Attention enabled"),
     ("I", "srv    load_model: initializing, n_slots = 2, n_ctx_slot = 256, kv_unified = 'false'"),
     ("I", "srv    load_model: prompt cache is enabled, size limit: 64 MiB"),
@@ -38,6 +43,8 @@ ABOUT = {
     "kv_streams": "2/2",
     "kv_type_k": "f16",
     "kv_type_v": "q8_0",
+    "states": 2,
+    "states_mib": 9.21,
     "flash_attn_resolved": "enabled",
     "http_threads": 7,
     "slots": 2,
@@ -486,3 +493,10 @@ def test_equal_recordings_are_equal_files(log, tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
     with gzip.open(files[0], "rt") as lines:
         assert [json.loads(line) for line in lines] == records
+
+
+def test_a_server_with_states_is_replayed_as_a_hybrid():
+    scenario, _ = scenario_of({"flags": ["-np", "2"], "server": ABOUT})
+    assert (scenario.cache.policy, scenario.model.state_mib) == ("hybrid", pytest.approx(4.605))
+    without = {key: value for key, value in ABOUT.items() if not key.startswith("states")}
+    assert scenario_of({"flags": ["-np", "2"], "server": without})[0].cache.policy != "hybrid"
