@@ -411,6 +411,7 @@ def default_cells(
     type_k: str = "f16",
     block_size: int = PRESENT["vLLM"].block_size,
     vllm_version: str = PRESENT["vLLM"].version,
+    prefix_caching: bool = True,
 ) -> int:
     """Return the tokens that the KV cache of a vLLM server holds on a device: its blocks times their size.
 
@@ -433,6 +434,7 @@ def default_cells(
         tensor_parallel=tp,
         expert_parallel=ep,
         vllm_version=vllm_version,
+        prefix_caching=prefix_caching,
         device=device,
     )
     _refuse_too_large(made, "vllm", device, memory)

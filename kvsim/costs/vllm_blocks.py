@@ -103,13 +103,13 @@ def block_size(shape: MemoryShape, s: PlanSettings) -> int:
     if shape.cells[0].kind == "latent":
         unit = max(unit, _LATENT_BLOCK)
     if s.prefix_caching:
-        unit = math.lcm(unit, *(_checkpoints(group, s) or 1 for group in shape.states))
+        unit = math.lcm(unit, *(checkpoint_grid(group, s) or 1 for group in shape.states))
     state, token = max(state_bytes(group, s) for group in shape.states), token_bytes(shape.cells[0], s)
     tokens = unit * -(-state // (unit * token))
     return max(s.block_size, -(-tokens // _KERNEL_BLOCK) * _KERNEL_BLOCK)
 
 
-def _checkpoints(group: CacheGroup, s: PlanSettings) -> int:
+def checkpoint_grid(group: CacheGroup, s: PlanSettings) -> int:
     """The tokens of which checkpoints within a prompt are a multiple; 0 where there are none."""
     since, alignments = _CHECKPOINTS
     known = group.state is not None and version_numbers(s.vllm_version) >= version_numbers(since)
@@ -126,7 +126,7 @@ def _request_blocks(group: CacheGroup, size: int, s: PlanSettings, *, alone: boo
     if group.state is not None:
         if alone or not s.prefix_caching:
             return 1
-        return 3 if _checkpoints(group, s) else 2
+        return 3 if checkpoint_grid(group, s) else 2
     if group.kind != "window" or group.window is None:
         return -(-s.ctx // size)
     since, steps = _IN_FLIGHT

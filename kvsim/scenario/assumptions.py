@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvsim.model.engine_versions import EngineVersion
+from kvsim.model.storage_types import format_size
 from kvsim.scenario.device_defaults import described
 from kvsim.scenario.length_sections import MeanLengths
 from kvsim.scenario.scenario import Scenario
@@ -56,6 +57,9 @@ def _of_policy(scenario: Scenario) -> Iterator[str]:
     cache, stated = scenario.cache, scenario.cache.model_fields_set
     if scenario.machine.device is None and "type_k" not in stated and cache.type_k != type(cache)().type_k:
         yield f"assumed of the cache, as in engines: K and V in {cache.type_k} (--cache-type-k, --cache-type-v)"
+    if cache.policy == "hybrid" and scenario.model.state_mib is None and scenario.model.state_bytes:
+        size = format_size(scenario.model.state_bytes)
+        yield f"assumed of the model, as llama.cpp keeps it: a state of {size} for each sequence, in 32 bits"
     preset = available().get(cache.policy)
     parameters = preset.parameters if isinstance(preset, Preset) else ()
     if "budget" in parameters and "budget" not in stated:

@@ -11,13 +11,14 @@ from kvsim.costs.cpu_layers import check_served
 from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import device_named
 from kvsim.costs.memory_plan import TooLargeError, default_cells, llamacpp_cells
-from kvsim.costs.memory_settings import MOST_CONTEXT, Engine
+from kvsim.costs.memory_settings import MOST_CONTEXT, Engine, PlanSettings
 from kvsim.costs.served import Served
 from kvsim.costs.vllm_profile import serve_defaults
 from kvsim.errors import UserError
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.storage_types import GGUF_ONLY
+from kvsim.scenario.model_groups import groups_of, why_not_simulated
 from kvsim.scenario.server_defaults import own_scheduler
 from policies import current_name, engine_of
 
@@ -140,6 +141,8 @@ def _defaults_that_fit(sections: dict[str, dict[str, Any]], of: Served, speculat
 def _defaults(sections: dict[str, dict[str, Any]], of: Served, speculation: Any) -> dict[tuple[str, str], Any]:
     """Values by section and key, of what has a value of its own on a device."""
     check_served(of)
+    if refused := why_not_simulated(memory_shape(of.model)):
+        raise UserError(refused)
     found: dict[tuple[str, str], Any] = {("cache", "type_k"): "f16", ("cache", "type_v"): "f16"}
     ngram = isinstance(speculation, dict) and speculation.get("method") == "ngram" and speculation.get("tokens") != 0
     found |= _vllm(sections, of, ahead=not ngram) if of.engine == "vllm" else _llamacpp(sections, of)
@@ -165,6 +168,15 @@ def _vllm(sections: dict[str, dict[str, Any]], of: Served, *, ahead: bool) -> di
     batch = server.get("n_batch")
     if scheduler == "vllm" and batch is None:
         batch = found["server", "n_batch"] = usual_batch
+    shape, block = memory_shape(of.model), cache.get("block_size", PRESENT["vLLM"].block_size)
+    prefixes = cache.get("prefix_cache") is not False
+    if shape.states:
+        s = PlanSettings(
+            block_size=block, type_k=of.type_k, type_v=of.type_k, tensor_parallel=of.tp, prefix_caching=prefixes
+        )
+        groups = found["cache", "groups"] = groups_of(shape, s)
+        # A block of states, which each sequence needs, is as large as one of tokens.
+        block = groups[0]["block_size"]
     if cache.get("cells") is None:
         # vLLM's null block is among its blocks, as it is among the cells of the policies with blocks.
         cells = found["cache", "cells"] = default_cells(
@@ -177,18 +189,35 @@ def _vllm(sections: dict[str, dict[str, Any]], of: Served, *, ahead: bool) -> di
             batch=batch if isinstance(batch, int) else None,
             sequences=slots if isinstance(slots, int) else usual_slots,
             type_k=of.type_k,
+            prefix_caching=prefixes,
         )
-        context = memory_shape(of.model).context
+        if shape.states and isinstance(slots, int) and slots > cells // block:
+            found["server", "slots"] = _with_states(of.model, server.get("slots"), cells // block)
+        context = shape.context
         if server.get("slot_context") is None and context is not None and context < cells:
             found["server", "slot_context"] = context
     return found
 
 
+def _with_states(model: str, slots: int | None, blocks: int) -> int:
+    """The sequences at a time where each needs a block of states, which vLLM does not start without.
+
+    Raises ``UserError`` if more were asked for.
+    """
+    if slots is None:
+        return blocks
+    raise UserError(
+        f"server.slots: vLLM does not start {model} with --max-num-seqs {slots}: it has blocks for the states of "
+        f"{blocks} (max_num_seqs exceeds available Mamba cache blocks)"
+    )
+
+
 def _llamacpp(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, str], Any]:
     """What llama-server does on a device by default: the model's whole context, or what of it fits."""
+    present = f"llama.cpp-{PRESENT['llama.cpp'].version}"
     found: dict[tuple[str, str], Any] = {
         ("server", "scheduler"): own_scheduler(str(sections["cache"].get("policy", ""))) or "llama-server",
-        ("cache", "policy"): f"llama.cpp-{PRESENT['llama.cpp'].version}",
+        ("cache", "policy"): "hybrid" if memory_shape(of.model).states else present,
     }
     if sections["cache"].get("cells") is None:
         found["cache", "cells"] = llamacpp_cells(of)
@@ -253,7 +282,9 @@ def described(scenario: Scenario) -> str | None:
     machine, cache, server = scenario.machine, scenario.cache, scenario.server
     if machine.device is None:
         return None
-    device, block, vllm = device_named(machine.device), cache.block_size, server.scheduler == "vllm"
+    device, vllm = device_named(machine.device), server.scheduler == "vllm"
+    states = sum(group.kind == "state" for group in cache.groups)
+    block = cache.groups[0].block_size if states else cache.block_size
     blocks = f"{cache.cells:,} cells ({cache.cells // block:,} blocks of {block}), what is left of its memory"
     context = memory_shape(scenario.model.name).context
     whole = "the model's whole context" if cache.cells == context else "what is left of its memory"
@@ -264,6 +295,10 @@ def described(scenario: Scenario) -> str | None:
             weights_assumed(machine.weights or ""),
         ),
         "cells": ("cells" not in cache.model_fields_set, blocks if vllm else f"{cache.cells:,} cells, {whole}"),
+        "groups": (
+            "groups" not in cache.model_fields_set and states > 0,
+            f"{len(cache.groups)} blocks for the shortest of sequences, {states} of them of states",
+        ),
         "slots": ("slots" not in server.model_fields_set, f"{server.slots} sequences at a time ({flag})"),
         "n_batch": (
             "n_batch" not in server.model_fields_set and server.n_batch is not None,

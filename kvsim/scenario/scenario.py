@@ -29,6 +29,7 @@ from kvsim.scenario.builtin import builtin_names, builtin_text
 from kvsim.scenario.cluster_section import ClusterSection, ServersSection
 from kvsim.scenario.content import content_of
 from kvsim.scenario.device_defaults import table_on, with_device_defaults
+from kvsim.scenario.model_groups import why_not_under
 from kvsim.scenario.section import Section, WorkloadSection
 from kvsim.scenario.server_defaults import (
     AUTO,
@@ -122,6 +123,8 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Scenario:
+        if refused := why_not_under(self.model.shape, self.cache.policy, {g.kind for g in self.cache.groups}):
+            raise ValueError(refused)
         if self.slot_context > self.context_cells:
             raise ValueError(f"server.slot_context ({self.slot_context}) exceeds cache.cells ({self.cache.cells})")
         if self.server.scheduler != "vllm" and self.server.preemption == "swap":

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
 from kvsim.costs.memory_settings import Engine
-from kvsim.errors import LIMITS, UserError
 from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.engine_shapes import ModelShape, Storage, is_engine_model, shape_of
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
@@ -26,11 +25,7 @@ def _shape(name: str) -> ModelShape | MemoryShape:
 
 
 def _known_model(name: str) -> str:
-    shape = _shape(name)
-    if isinstance(shape, MemoryShape) and shape.states:
-        raise UserError(
-            f"{name}: layers that keep a state are not simulated; kvsim plan --model {name} says what they take{LIMITS}"
-        )
+    _shape(name)
     return name
 
 

@@ -24,7 +24,7 @@ from kvsim.costs.load_profile import load_profile
 from kvsim.costs.memory_plan import default_cells, llamacpp_cells
 from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
 from kvsim.costs.served import Served
-from kvsim.errors import NoTimes, UserError
+from kvsim.errors import LIMITS, NoTimes, UserError
 from kvsim.experiments.traffic import OfferedLoad, Traffic, read_traffic
 from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.memory_shapes import memory_shape
@@ -163,6 +163,10 @@ def _requests(base: Scenario, q: Asked) -> int | None:
 def _at(place: Place, traffic: Traffic, q: Asked) -> Recommendation | MemoryAnswer:
     """The answer for one place. Raises ``UserError``, among others if the model does not fit into its memory."""
     shape, engine = memory_shape(place.model), _engine(place, q)
+    if shape.states:
+        raise UserError(
+            f"{shape.name}: recommend does not search for layers that keep states; compare runs them{LIMITS}"
+        )
     vllm = engine == "vllm"
     least = {"server__slots": _LEAST_SLOTS, "server__n_batch": _LEAST_BATCH} if vllm else {}
     # Raises ``UserError``, with what would fit, if the model does not: its times would be of no use.

@@ -21,7 +21,6 @@ from kvsim.errors import UserError
 from kvsim.model.memory_shapes import memory_shape, model_names
 from policies import Group
 from policies.placement.rule import PassReads
-from tests.worlds import command
 
 WEIGHTS = {"vllm": (None, "fp8", "int4", "mxfp4", "nvfp4"), "llamacpp": (None, "f16", "q8_0", "q4_0", "q4_k_m")}
 STORED = {"vllm": ("f16", "fp8"), "llamacpp": ("f16", "q8_0", "q4_0")}
@@ -191,12 +190,6 @@ def test_no_error_of_others_is_that_of_models_with_states():
     assert "no measured server of this kind: no error is known" in said
     assert "±" not in said.partition("The host")[0]
     assert "no error is known" not in estimated(Served("vllm", "h100_sxm", "gemma-2-9b")).basis
-
-
-def test_models_with_states_are_not_simulated_and_say_what_is():
-    done = command("run", "chat", "--model", "granite-4.0-h-tiny", "--device", "h100_sxm")
-    assert done.returncode == 2
-    assert "layers that keep a state are not simulated; kvsim plan --model granite-4.0-h-tiny says" in done.stderr
 
 
 def test_layers_are_put_on_the_device_as_llamacpp_does():
