@@ -56,6 +56,7 @@ def run_report(result: Result) -> Report:
                     *_cache(s),
                     *_prefixes(s),
                     *_host(s["host"]),
+                    *_disk(s),
                     *_checkpoints(result),
                     *_drafts(s.get("speculation")),
                 ]
@@ -166,6 +167,18 @@ def _drafts(of: Summary | None) -> list[str]:
         f"drafts: {share(of['accepted_tokens'] / of['drafted_tokens'])} of {counted(of['drafted_tokens'], 'token')} "
         f"accepted, {of['wasted_tokens']:,} wasted; {of['tokens_per_draft']:.2f} tokens a draft, with the model's "
         f"own{took}"
+    ]
+
+
+def _disk(s: Summary) -> list[str]:
+    """What the files behind the host tier hold, and what was found in them."""
+    disk = s.get("disk")
+    if not disk or not disk["bytes_out"]:
+        return []
+    return [
+        f"disk: {format_size(disk['bytes_out'])} in files, {format_size(disk['bytes_in'])} read, with "
+        f"{counted(disk['tokens'], 'token')} found there; requests waited {seconds(s['host']['lookup_wait_s'])} in all "
+        "for look-ups and what these were waiting for"
     ]
 
 

@@ -131,6 +131,8 @@ class Scenario(Section):
             raise ValueError(f"server.preemption: only the scheduler vllm swaps, not {self.server.scheduler}")
         if self.server.preemption == "swap" and not self.cache.host_cells:
             raise ValueError("server.preemption: there is nowhere to swap to; give cache.host_cells")
+        if self.cache.disk_cells and not self.cache.host_cells:
+            raise ValueError("cache.disk_cells: there is no host memory before the disk; give cache.host_cells")
         if self.server.prefetch != "none" and not self.cache.host_cells:
             raise ValueError("server.prefetch: there is nothing to bring back from; give cache.host_cells")
         if self.speculation.on and self.server.scheduler not in DRAFTING:

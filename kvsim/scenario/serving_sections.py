@@ -228,6 +228,8 @@ class CacheSection(Section):
     """vllm: how often a chunk must have been computed before it is stored (``store_threshold``); below 2: at once."""
     offload_answers: bool = False
     """vllm: chunks of answers are stored, too, not only those of prompts (``offload_prompt_only``, the reverse)."""
+    disk_cells: Annotated[int, Field(ge=0, le=2**40)] = 0
+    """vllm: cells in files behind those in host memory, as by vLLM's TieringOffloadingSpec with a tier ``fs``."""
 
 
 class MachineSection(Section):
@@ -260,6 +262,11 @@ class MachineSection(Section):
     inside the cache, by the profile."""
     host_latency_s: NonNegativeFloat = 0.0
     """Seconds before each run of cells on the way to or from the host tier; only with ``host_gb_s``."""
+    disk_gb_s: PositiveFloat = 5.0
+    """Bandwidth of the disk in each direction, 10**9 bytes/s; by default what a datacenter's NVMe disk sustains
+    (``vllm/v1/kv_offload/tiering/backpressure.py``)."""
+    disk_latency_s: NonNegativeFloat = 1e-4
+    """Seconds that each file takes beside its bytes, and an answer of the disk to what is looked up."""
     map_page_us: NonNegativeFloat = 0.0
     """Virtually contiguous: microseconds to map one page of K or V of one layer. CUDA takes 40 for a page of 2 MiB: 2
     of ``cuMemMap`` and 38 of ``cuMemSetAccess`` (vAttention, arXiv 2405.04437, Table 3). Smaller pages need a driver

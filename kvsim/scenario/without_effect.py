@@ -24,7 +24,10 @@ _SCHEDULERS: dict[str, tuple[str, ...]] = {
     "n_ubatch": (*_LLAMA, "static"),
 }
 """Keys of the section ``server`` that only some schedulers look at."""
-_OF_CHUNKS = tuple(f"cache.offload_{key}" for key in ("order", "blocks", "store_threshold", "answers"))
+_OF_CHUNKS = (
+    *("cache.disk_cells", "machine.disk_gb_s", "machine.disk_latency_s"),
+    *(f"cache.offload_{key}" for key in ("order", "blocks", "store_threshold", "answers")),
+)
 _OF_ALL = ("policy", "cells", "unified", "kernel", "type_k", "type_v", "pad")
 """Keys of the section ``cache`` that are not of a layout."""
 
@@ -129,3 +132,5 @@ def _of_machine(scenario: Scenario) -> Iterator[str]:
         yield "machine.cpu_gb_s"
     if machine.host_gb_s is None:
         yield "machine.host_latency_s"
+    if not scenario.cache.disk_cells:
+        yield from ("machine.disk_gb_s", "machine.disk_latency_s")

@@ -105,6 +105,10 @@ class Recorder:
         """Seconds that the requests waited for them, summed up."""
         self.store_wait_s = 0.0
         """Seconds that steps waited until blocks had been stored that were given to others."""
+        self.lookup_wait_s = 0.0
+        """Seconds that requests were looked up again, before it was known what can be loaded of them."""
+        self.to_disk_cells = 0
+        self.from_disk_cells = 0
         self.checks = 0
         """Drafts that were checked."""
         self.drafted_tokens = 0
@@ -235,6 +239,13 @@ class Recorder:
             else:
                 self.from_host_cells += transfer.n
 
+    def filed(self, cells: int, *, to_disk: bool) -> None:
+        """Chunks are written to files from host memory, or read."""
+        if to_disk:
+            self.to_disk_cells += cells
+        else:
+            self.from_disk_cells += cells
+
     def copied(self, copies: Sequence[HostCopy], shares: Sequence[float]) -> None:
         """A whole sequence was copied to or from the host tier; a copy for each cache group, and its share of a cell.
 
@@ -321,7 +332,7 @@ _COUNTS = (
     *("mapped_pages", "compactions", "context_shifts", "preemptions", "recomputed_tokens", "prefix_looked_up"),
     *("prefix_found", "to_host_cells", "from_host_cells", "host_saves", "host_loads", "host_copy_s"),
     *("prefetched_cells", "prefetch_wait_s", "checks", "drafted_tokens", "accepted_tokens", "drafting_s"),
-    *("checkpoints_made", "checkpoints_restored"),
+    *("checkpoints_made", "checkpoints_restored", "to_disk_cells", "from_disk_cells"),
     *("checkpoint_lost_tokens", "checkpoint_spared_tokens"),
 )
 """Counts of a recorder that add up over servers."""

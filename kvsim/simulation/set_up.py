@@ -243,6 +243,11 @@ def inferred(scenario: Scenario, profile: Profile, policy: Policy, recorder: Rec
     tier = profile.device is not None and recorder.to_host_cells
     if (recorder.host_saves or tier) and basis is not None:
         found["host_copies"] = basis
+    if recorder.to_disk_cells:
+        machine = scenario.machine
+        found["disk"] = (
+            f"at {machine.disk_gb_s:g} GB/s (machine.disk_gb_s) and {machine.disk_latency_s * 1e6:g} µs each"
+        )
     if recorder.mapped_pages:
         stated = scenario.machine.map_page_us
         each = f"at {stated:g} µs for each page of a layer's K or V" if stated else "as if it took no time"

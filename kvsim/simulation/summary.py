@@ -111,7 +111,7 @@ def failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{entry['count']:,} failed: {entry['reason']}" for entry in failures]
 
 
-_WORDS = {"host_copies": "copies to host memory", "mapping": "mapping pages"}
+_WORDS = {"host_copies": "copies to host memory", "disk": "files", "mapping": "mapping pages"}
 """What is printed for keys that are no words."""
 
 
@@ -238,11 +238,17 @@ def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict
             "chunk_tokens": recorder.chunk_tokens,
             "load_wait_s": recorder.load_wait_s,
             "store_wait_s": recorder.store_wait_s,
+            "lookup_wait_s": recorder.lookup_wait_s,
             "saves": recorder.host_saves,
             "loads": recorder.host_loads,
             "copy_s": recorder.host_copy_s,
             "most_bytes": None if held is None else held.most_bytes,
             "limit_bytes": None if held is None else held.limit_bytes or None,
+        },
+        "disk": {
+            "bytes_out": int(recorder.to_disk_cells * cell_bytes),
+            "bytes_in": int(recorder.from_disk_cells * cell_bytes),
+            "tokens": recorder.from_disk_cells,
         },
         "speculation": {
             "drafts": recorder.checks,

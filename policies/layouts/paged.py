@@ -83,6 +83,8 @@ class PagedOptions:
     """vllm: how often a chunk must have been computed before it is stored; below 2: it is at once."""
     offload_answers: bool = False
     """vllm: chunks of answers are stored, too."""
+    disk_cells: int = 0
+    """vllm: cells in files behind those in host memory."""
     groups: tuple[GroupSpec, ...] = ()
     """vllm: groups of layers that keep different things; none: all layers keep every token."""
     retention: int = 0

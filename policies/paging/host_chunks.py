@@ -33,7 +33,7 @@ class Chunk:
 Evicted = list[tuple[Key, Chunk]]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Access:
     """What one request has done with chunks, which counts as a use when it ends."""
 
@@ -41,6 +41,8 @@ class Access:
     inserted: set[Key] = field(default_factory=set)
     reused: set[Key] = field(default_factory=set)
     missed: set[Key] = field(default_factory=set)
+    sought: set[Key] = field(default_factory=set)
+    """Those for which a disk was asked."""
 
 
 class LruOrder:
@@ -158,6 +160,9 @@ def _idle(chunks: OrderedDict[Key, Chunk], protected: Collection[Key]) -> Iterat
 class HostChunks:
     """Room for ``n`` chunks; which of those that are offered are stored, and which are evicted for them."""
 
+    noted = False
+    """Whether note has been taken, since the end of the last step, of what has been copied behind host memory."""
+
     def __init__(
         self,
         n: int,
@@ -185,21 +190,27 @@ class HostChunks:
         self.evicted: list[Key] = []
         """What was evicted since this was last cleared, in order."""
 
-    def is_there(self, key: Key) -> bool | None:
+    @property
+    def busy(self) -> bool:
+        """Whether requests may wait for what is behind host memory."""
+        return False
+
+    def is_there(self, key: Key, access: Access) -> bool | None:
         """Whether a chunk can be read; None while it is being written."""
         chunk = self._order.get(key)
         return False if chunk is None else None if chunk.readers < 0 else True
 
-    def pin(self, keys: Sequence[Key], access: Access) -> list[int]:
-        """Begin to read chunks, which must be there; their slots."""
+    def pin(self, keys: Collection[Key], access: Access | None) -> list[int]:
+        """Begin to read chunks, which must be there, perhaps for a request; their slots."""
         slots = []
         for key in keys:
             chunk = self._chunk(key)
             self._idle -= chunk.readers == 0
             chunk.readers += 1
             slots.append(chunk.slot)
-        access.seen.update(keys)
-        access.reused.update(key for key in keys if key not in access.inserted)
+        if access is not None:
+            access.seen.update(keys)
+            access.reused.update(key for key in keys if key not in access.inserted)
         return slots
 
     def unpin(self, keys: Collection[Key]) -> None:
@@ -253,6 +264,12 @@ class HostChunks:
     def ended(self, keys: Sequence[Key], access: Access) -> None:
         """A request has ended, whose text has chunks of these keys, in order."""
         self._order.used([key for key in keys if key in access.seen], access)
+
+    def step_composed(self) -> None:
+        """A step has been composed: nothing is to be done."""
+
+    def forget(self, access: Access) -> None:
+        """A request has ended, and nothing of it is being stored any more: nothing is to be done."""
 
     def _chunk(self, key: Key) -> Chunk:
         chunk = self._order.get(key)

@@ -137,20 +137,20 @@ def paged(name: str, config: CacheConfig, *, window: bool = False, offloads: boo
 
 
 def _chunks(options: PagedOptions) -> HostChunks | None:
+    from policies.paging.disk_chunks import TieredChunks
     from policies.paging.host_chunks import HostChunks
 
-    n = options.host_cells // (options.block_size * options.offload_blocks)
-    if n:
-        return HostChunks(
-            n,
-            options.offload_blocks,
-            options.offload_order,
-            options.offload_store_threshold,
-            answers=options.offload_answers,
-        )
-    if options.host_cells:
-        raise ValueError(f"{options.host_cells} host cells hold no chunk of {options.offload_blocks} blocks")
-    return None
+    per_chunk, order, threshold = options.offload_blocks, options.offload_order, options.offload_store_threshold
+    sizes = {"host": options.host_cells, "disk": options.disk_cells}
+    n, files = (cells // (options.block_size * per_chunk) for cells in sizes.values())
+    for tier, cells in sizes.items():
+        if 0 < cells < options.block_size * per_chunk:
+            raise ValueError(f"{cells} {tier} cells hold no chunk of {per_chunk} blocks")
+    if files and threshold >= 2:
+        raise ValueError("cache.offload_store_threshold: before a disk vLLM takes none; leave out one of them")
+    if files and n:
+        return TieredChunks(n, per_chunk, order, answers=options.offload_answers, most_files=files)
+    return HostChunks(n, per_chunk, order, threshold, answers=options.offload_answers) if n else None
 
 
 def _stack(blocks: Iterable[int], keys: BlockKeys) -> FreeBlocks:
@@ -227,7 +227,9 @@ _BLOCKS = "blocks from a free queue, block 0 never handed out; full ones are sha
 _RUN = "one run of cells for each micro-batch, first fit from a moving head"
 _NONE, _NEVER = "none", "never"
 _PAGED_KEYS = ("block_size", "prefix_cache", "eviction", "free_order", "watermark", "admission", "conservativeness")
-_OFFLOAD_KEYS = ("host_cells", "offload_order", "offload_blocks", "offload_store_threshold", "offload_answers")
+_OFFLOAD_KEYS = (
+    *("host_cells", "offload_order", "offload_blocks", "offload_store_threshold", "offload_answers", "disk_cells"),
+)
 _FULL = "full: everything packed to the low end, each sequence contiguous and in order"
 _HOLES = "fill-holes: the last cells fill the holes below, a limited number of runs at a time"
 

@@ -17,6 +17,7 @@ from policies.content import Key
 from policies.layouts.paged import PagedPolicy
 from policies.paging.blocks import BlockPool
 from policies.paging.cache_groups import group_key
+from policies.paging.disk_chunks import TieredChunks
 from policies.paging.eviction import free_blocks
 from policies.paging.host_chunks import HostChunks, OffloadOrder
 
@@ -96,7 +97,10 @@ def _host_chunks(given: Record) -> HostChunks:
     answers = not given["prompt_only"]
     if given["order"] not in orders:
         raise ValueError(f"order is {given['order']!r:.40}; accepted: {', '.join(orders)}")
-    return HostChunks(whole_number(given, "chunks"), per_chunk, orders[given["order"]], threshold, answers=answers)
+    n, order = whole_number(given, "chunks"), orders[given["order"]]
+    if "disk" in given:
+        return TieredChunks(n, per_chunk, order, answers=answers, most_files=whole_number(given, "disk"))
+    return HostChunks(n, per_chunk, order, threshold, answers=answers)
 
 
 class PolicyStates:

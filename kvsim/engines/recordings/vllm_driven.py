@@ -156,9 +156,10 @@ class DrivenOffloading(Driven, OffloadingVllm):
         assert policy.chunks is not None
         self.offload = self.log = _OffloadLog(policy, policy.chunks, caching=scenario.cache.prefix_cache)
         self.log.looks = []
+        self._disk = None
 
-    def _seen_to_end(self, now: float) -> list[int]:
-        return []
+    def _seen_to_end(self, now: float) -> dict[int, float]:
+        return {}
 
 
 class DrivenAsyncOffloading(DrivenOffloading, AsyncOffloadingVllm):
@@ -218,8 +219,8 @@ class DrivenApart(Driven, ApartVllm):
         self.now_held: list[Job] = []
         """Jobs whose blocks are held since the list was last cleared."""
 
-    def _seen_to_end(self, now: float) -> list[int]:
-        return []
+    def _seen_to_end(self, now: float) -> dict[int, float]:
+        return {}
 
     def _let_go(self, job: Job) -> None:
         super()._let_go(job)

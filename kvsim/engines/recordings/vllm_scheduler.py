@@ -24,6 +24,7 @@ from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.job import Job
 from kvsim.simulation.schedulers.vllm_async import BATCHES, AsyncVllm
 from policies import Chunk, Content
+from policies.paging.disk_chunks import TieredChunks
 from workloads import Request, Segment
 
 MODES = {"server": "server", "inproc": "in process"}
@@ -109,6 +110,8 @@ class SchedulerReplay(_StepReplay):
         if isinstance(scheduler, DrivenApart):
             held = sorted(names[job.content] for job in scheduler.now_held)
             scheduler.now_held.clear()
+        if isinstance(policy.chunks, TieredChunks):
+            policy.chunks.proceed(record["io"], record["ans"])
         step = scheduler.schedule(0.0)
         tables = {chunk.seq: policy.tables_of(chunk.seq) for chunk in step}
         of = {chunk.seq: names[policy.content_of(chunk.seq)] for chunk in step}
@@ -156,6 +159,11 @@ class SchedulerReplay(_StepReplay):
         log.looks = []
         chunks.evicted.clear()
         scheduler.learn(record["done"], 0.0)
+        if isinstance(chunks, TieredChunks):
+            for field, to_disk in (("gets", False), ("puts", True)):
+                found[field] = [[c.number, [*c.slots.values()]] for c in chunks.begun if c.to_disk == to_disk]
+            found["nd"] = len(chunks.files)
+            chunks.begun.clear()
         return found
 
     def _read(self, scheduler: DrivenApart, record: Record) -> State:

@@ -92,6 +92,11 @@ class Connector(Protocol):
         """Whether steps of rows alone change nothing here."""
         ...
 
+    @property
+    def busy(self) -> bool:
+        """Whether requests may wait for copies."""
+        ...
+
     def look_up(self, job: Job, held: int) -> int | None:
         """Tokens that can be loaded behind the first ``held``; None if that is to be asked again with the next step."""
         ...
@@ -155,7 +160,12 @@ class Offloading:
     @property
     def quiet(self) -> bool:
         """Whether steps of rows alone change nothing here."""
-        return not (self.under_way or self.owing or self.ended_since)
+        return not (self.busy or self.owing or self.ended_since or self.chunks.noted)
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests may wait for copies."""
+        return bool(self.under_way) or self.chunks.busy
 
     def look_up(self, job: Job, held: int) -> int | None:
         """Tokens that can be loaded behind the first ``held``; None if that is to be asked again with the next step."""
@@ -169,13 +179,13 @@ class Offloading:
             return 0
         hits, pending = 0, False
         for key in keys[first:]:
-            there = self.chunks.is_there(key)
+            there = self.chunks.is_there(key, request.access)
             if there is False:
                 break
             pending = pending or there is None
             hits += 1
         found = (first + hits) * size - held
-        if not hits or (found < size and not pending):
+        if found < size and not pending:
             return 0
         if pending or not self._loading.isdisjoint(keys[first : first + hits]):
             return None
@@ -222,6 +232,7 @@ class Offloading:
             new = self._policy.table_of(seq)[len(request.blocks) :]
             request.blocks += new
             self._taken.update(new)
+        self.chunks.step_composed()
         for block in self._fenced.keys() & self._taken:
             self._flushed |= self._fenced[block]
         stores = [self._store(job, stop) for job, _, stop in parts]
@@ -229,6 +240,8 @@ class Offloading:
         for job in self.ended_since:
             request = self._requests[job]
             self.chunks.ended(request.keys, request.access)
+            if not any(self.under_way[number].to_host for number in request.copies):
+                self.chunks.forget(request.access)
             if not request.copies:
                 del self._requests[job]
         found = StepCopies(self._loads, [copy for copy in stores if copy is not None], self._flushed)
@@ -256,6 +269,7 @@ class Offloading:
             request = self._requests[copy.job]
             request.copies.discard(number)
             if request.final >= 0 and not request.copies and copy.job not in self.ended_since:
+                self.chunks.forget(request.access)
                 del self._requests[copy.job]
         return loaded
 

@@ -51,7 +51,12 @@ class RemoteReads:
     @property
     def quiet(self) -> bool:
         """Whether steps of rows alone change nothing here."""
-        return not self.under_way
+        return not self.busy
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests may wait for reads."""
+        return bool(self.under_way)
 
     def look_up(self, job: Job, held: int) -> int:
         """Tokens that are to be read behind the first ``held``: all others of the prompt, as long as they are there."""

@@ -24,16 +24,21 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.schedulers.disk import Disk
 from kvsim.simulation.schedulers.offloading import ChunkCopy, Connector, Offloading, Part
 from kvsim.simulation.schedulers.queues import Queue, queue_for
 from kvsim.simulation.schedulers.vllm import Vllm
 from kvsim.simulation.schedulers.vllm_async import AsyncVllm
 from policies import Chunk, Policy
+from policies.paging.disk_chunks import TieredChunks
 from policies.placement.rule import PlacementRule
 
 _EMPTY_STEP_S: Final = 0.001
 """Seconds of a step without tokens: that long vLLM sleeps while all that it has to do is wait for copies
 (``EngineCore._process_engine_step``)."""
+
+_READ_IN_VAIN: Final = 16
+"""How often as much as host memory holds may be read from the disk without any request getting further."""
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +125,16 @@ class OffloadingVllm(Vllm):
         """When the last of them ended."""
         self._rows_ran = False
         """Whether rows may have been given blocks since anyone looked."""
+        self._disk = None
+        if isinstance(policy.chunks, TieredChunks):
+            tokens = policy.block_size * policy.chunks.blocks_per_chunk
+            self._disk = Disk(policy.chunks, scenario.machine, tokens, scenario.cell_bytes, recorder)
+        self._read_before = 0
+        """Cells that had been read from the disk when a request last got further."""
+        self._looked_up: dict[Job, int | None] = {}
+        """What was looked up for this step: to do so twice may fetch more from the disk."""
+        self._sought_s: dict[Job, float] = {}
+        """When those were first looked up that are looked up again with every step."""
 
     def _connector(self, scenario: Scenario) -> Connector:
         """What says what is loaded and stored."""
@@ -135,9 +150,9 @@ class OffloadingVllm(Vllm):
         super().use_rule(None if self.offload.answers else rule)
 
     def decode_only_steps(self) -> int:
-        """One while copies are under way."""
+        """One while copies are under way, or requests wait, since to look them up may fetch chunks from the disk."""
         steps = super().decode_only_steps()
-        return steps if self.offload.quiet else 1
+        return steps if self.offload.quiet and not (self._disk and self.waiting) else 1
 
     def compose(self, now: float) -> Sequence[Chunk]:
         """Compose the next step, perhaps one without tokens in which copies go on. Raises ``Livelock``."""
@@ -148,7 +163,7 @@ class OffloadingVllm(Vllm):
 
     def _waits_for_copies(self, now: float) -> bool:
         """Whether a server that has nothing to compute goes on looking for copies that have ended."""
-        return bool(self.waiting and (self.offload.under_way or self._loads))
+        return bool(self.waiting and (self.offload.busy or self._loads))
 
     def _compose_step(self, now: float) -> Sequence[Chunk]:
         return super().compose(now)
@@ -156,8 +171,13 @@ class OffloadingVllm(Vllm):
     def schedule(self, now: float) -> Sequence[Chunk]:
         """Compose a step, and what is copied with it. Raises ``Livelock``."""
         offload, running = self.offload, self._running
+        self._looked_up.clear()
         self._launch_copies(self._composed, max(self._composed_s, self._stepped_s))
-        self.learn(self._seen_to_end(now), now)
+        seen = self._seen_to_end(now)
+        self.learn(seen, now)
+        if self._disk is not None:
+            self._disk.begin(max(seen.values(), default=now))
+            self._disk.proceed(now)
         if self._rows_ran and not offload.quiet:
             self._leave_all_rows()
             for job in running.jobs:
@@ -169,6 +189,8 @@ class OffloadingVllm(Vllm):
             if stop >= job.tokens:
                 self._prefilling.pop(job, None)
         copies = offload.compose([Part(job, job.slot, min(stop, self._tokens_known(job))) for job, stop in ran])
+        if self._disk is not None:
+            self._disk.begin(now)
         self._launch_copies([copy for copy in copies.stores if copy.number in copies.flushed], now)
         began = max([now, *(self._ends_s[number] for number in copies.flushed)])
         self._launch_copies(copies.loads, began)
@@ -190,10 +212,10 @@ class OffloadingVllm(Vllm):
             if job.ended:
                 self._drop(self._loads.pop(job).seq)
 
-    def _seen_to_end(self, now: float) -> list[int]:
-        """The copies that had ended when the last step began whose output is known."""
-        seen = self._seen_s(now)
-        ended = [number for number, at in self._ends_s.items() if at <= seen]
+    def _seen_to_end(self, now: float) -> dict[int, float]:
+        """The copies that had ended when the last step began whose output is known, and when that was known."""
+        seen, stepped = self._seen_s(now), now == self._stepped_s
+        ended = {number: now if stepped else at for number, at in self._ends_s.items() if at <= seen}
         for number in ended:
             del self._ends_s[number]
         return ended
@@ -216,13 +238,17 @@ class OffloadingVllm(Vllm):
         super()._complete(step, now)
 
     def _count_step(self, progressed: bool, now: float) -> None:
-        """Raise ``Livelock`` if no request will ever get further; waiting for copies is no sign of that."""
-        if not self.offload.under_way:
+        """Raise ``Livelock`` if no request will ever get further; waiting for copies is no sign of that, unless chunks
+        that are read from the disk displace each other for ever, since host memory cannot hold those of one text."""
+        read = self._recorder.from_disk_cells
+        if progressed:
+            self._read_before = read
+        if not self.offload.busy or read - self._read_before > _READ_IN_VAIN * self._policy.groups[0].host_cells:
             super()._count_step(progressed, now)
 
     def _nothing_composed(self, now: float) -> Sequence[Chunk]:
         """Wait for copies, or for whoever has been loaded. Raises ``Livelock`` if there are none."""
-        return () if self.offload.under_way or self._loads else super()._nothing_composed(now)
+        return () if self.offload.busy or self._loads else super()._nothing_composed(now)
 
     # Requests
 
@@ -293,7 +319,13 @@ class OffloadingVllm(Vllm):
             return entry
         seq = self._new_number()
         held = policy.match(seq, job.content, job.tokens)
-        more = self.offload.look_up(job, held)
+        if job not in self._looked_up:
+            self._looked_up[job] = self.offload.look_up(job, held)
+        more = self._looked_up[job]
+        if more is None:
+            self._sought_s.setdefault(job, now)
+        else:
+            self._recorder.lookup_wait_s += now - self._sought_s.pop(job, now)
         policy.open(seq, self._plan(job))
         entry = _Load(seq, held, now, ended=more == 0, found=True)
         if more is None:
@@ -336,6 +368,7 @@ class OffloadingVllm(Vllm):
 
     def _end_of(self, job: Job, computed: int) -> None:
         self._prefilling.pop(job, None)
+        self._sought_s.pop(job, None)
         self.offload.ended(job, computed)
 
 

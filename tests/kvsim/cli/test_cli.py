@@ -33,7 +33,7 @@ def check_summary(summary):
     assert summary["completed"] + summary["failed"] == summary["requests"]
     assert list(summary["prefix"]) == ["tokens", "found", "hit_rate"]
     tier = ["bytes_out", "bytes_in", "bytes_prefetched", "prefetch_wait_s"]
-    chunks = ["chunk_loads", "chunk_tokens", "load_wait_s", "store_wait_s"]
+    chunks = ["chunk_loads", "chunk_tokens", "load_wait_s", "store_wait_s", "lookup_wait_s"]
     copies = ["saves", "loads", "copy_s", "most_bytes", "limit_bytes", "step_copies_s"]
     assert list(summary["host"]) == [*tier, *chunks, *copies]
 

@@ -94,6 +94,7 @@ OTHER: dict[str, Any] = {
     "cache.offload_blocks": 2,
     "cache.offload_store_threshold": 2,
     "cache.offload_answers": True,
+    "cache.disk_cells": 4096,
     "machine.engine": "vllm",
     "machine.tensor_parallel": 2,
     "machine.weights": "fp8",
@@ -102,6 +103,8 @@ OTHER: dict[str, Any] = {
     "machine.cpu_gb_s": 1.0,
     "machine.host_gb_s": 0.001,
     "machine.host_latency_s": 0.5,
+    "machine.disk_gb_s": 0.001,
+    "machine.disk_latency_s": 0.05,
     "machine.map_page_us": 900.0,
 }
 """A value of each key that is not the default. ``cache_reuse`` shows in prompts that leave out a part in the middle:

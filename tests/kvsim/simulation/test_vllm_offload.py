@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvsim.errors import UserError
+from kvsim.errors import Livelock, UserError
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.run import run
 from kvsim.simulation.time_breakdown import SECONDS
@@ -107,9 +107,57 @@ def test_steps_composed_ahead_see_a_load_one_step_later():
     assert jobs[2].started_s == pytest.approx(9.25, abs=MS)
 
 
-def test_host_memory_that_holds_no_chunk_is_refused():
-    with pytest.raises(UserError, match="8 host cells hold no chunk of 4 blocks"):
-        tell([], cache__host_cells=8, cache__offload_blocks=4)
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"cache__host_cells": 8, "cache__offload_blocks": 4}, "8 host cells hold no chunk of 4 blocks"),
+        ({"cache__disk_cells": 8, "cache__offload_blocks": 4}, "8 disk cells hold no chunk of 4 blocks"),
+        ({"cache__disk_cells": 8, "cache__offload_store_threshold": 2}, "before a disk vLLM takes none"),
+        ({"cache__disk_cells": 8, "cache__host_cells": 0}, "cache.disk_cells: there is no host memory before the disk"),
+    ],
+)
+def test_tiers_that_cannot_be_are_refused(keys, words):
+    with pytest.raises(UserError, match=words):
+        tell([], **keys)
+
+
+DISK = {"cache__host_cells": 20, "cache__disk_cells": 400, "machine__disk_latency_s": 1.0, "machine__disk_gb_s": 1e6}
+"""Host memory has five chunks, as many as the prompt of 1; a file takes a second, and so does an answer of the disk."""
+
+
+def test_what_has_left_host_memory_is_sought_on_the_disk_read_and_loaded():
+    """Nothing is known of any prompt for a second. From 30 s on 2 waits for the answer, two files, and two blocks."""
+    late = [says(0, 0.0, (1, 0, 9)), says(1, 10.0, (2, 0, 23)), says(2, 30.0, (1, 0, 9), (4, 0, 1))]
+    _, recorder, jobs = tell(late, load_s=2.0, **DISK)
+    assert [job.started_s for job in jobs] == pytest.approx([1.0, 11.0, 37.0], abs=MS)
+    assert (jobs[2].cached, recorder.to_disk_cells, recorder.from_disk_cells) == (8, 28, 8)
+    assert recorder.lookup_wait_s == pytest.approx(1 + 1 + 3, abs=MS)
+
+
+@pytest.mark.parametrize(("room", "cached"), [(12, 8), (4, 4)])
+def test_a_full_disk_keeps_what_it_has(room, cached):
+    late = [says(0, 0.0, (1, 0, 9)), says(1, 10.0, (2, 0, 23)), says(2, 30.0, (1, 0, 9), (4, 0, 1))]
+    _, recorder, jobs = tell(late, **{**DISK, "cache__disk_cells": room})
+    assert (recorder.to_disk_cells, jobs[2].cached) == (room, cached)
+
+
+def test_a_disk_that_writes_keeps_chunks_in_host_memory_so_that_new_ones_find_no_room():
+    """Three chunks of 0 are being written from 2 s to 5 s, when 1 would store its five, from 3.5 s to 4.5 s."""
+    stored = {}
+    for disk in (0, 400):
+        _, recorder, _ = tell(
+            [says(0, 0.0, (1, 0, 13)), says(1, 2.5, (2, 0, 23))], **DISK | {"cache__disk_cells": disk}
+        )
+        stored[disk] = recorder.to_host_cells
+    assert stored == {0: 32, 400: 12}
+
+
+def test_chunks_that_displace_each_other_for_ever_are_an_error():
+    """Host memory has four chunks, and all that are read for 2 have come before the next step."""
+    requests = [says(0, 0.0, (1, 0, 23)), says(1, 10.0, (2, 0, 23)), says(2, 30.0, (1, 0, 23), (3, 0, 1))]
+    keys = {**DISK, "cache__host_cells": 16, "machine__disk_latency_s": 0.0, "server__n_batch": 8}
+    with pytest.raises(Livelock, match="request 2"):
+        tell(requests, **keys)
 
 
 CHAT = {
@@ -130,7 +178,14 @@ CHAT = {
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("cache", [{}, {"cells": 900, "offload_order": "arc", "offload_blocks": 2, "host_cells": 1000}])
+@pytest.mark.parametrize(
+    "cache",
+    [
+        {},
+        {"cells": 900, "offload_order": "arc", "offload_blocks": 2, "host_cells": 1000},
+        {"cells": 900, "host_cells": 1000, "disk_cells": 5000},
+    ],
+)
 def test_how_the_steps_are_taken_changes_nothing(ahead, cache):
     world = load_scenario({**CHAT, "cache": CHAT["cache"] | cache}, server__async_scheduling=ahead)
     found = []
@@ -139,6 +194,7 @@ def test_how_the_steps_are_taken_changes_nothing(ahead, cache):
         summary.pop("wall_s")
         found.append(summary)
     assert found[0]["host"]["chunk_loads"] > 5
+    assert (found[0]["disk"]["tokens"] > 500) == ("disk_cells" in cache)
     assert found[0]["completed"] == 48
     assert all(other == found[0] for other in found[1:])
 

@@ -25,9 +25,9 @@ def used(chunks, *keys):
 def test_what_is_there_is_not_stored_again_and_what_is_written_cannot_be_read(order):
     chunks, access = HostChunks(4, order=order), Access()
     assert chunks.prepare_store([1, 2], access) == {1: 0, 2: 1}
-    assert [chunks.is_there(key) for key in (1, 2, 3)] == [None, None, False]
+    assert [chunks.is_there(key, Access()) for key in (1, 2, 3)] == [None, None, False]
     chunks.stored([1, 2])
-    assert chunks.is_there(1) is True
+    assert chunks.is_there(1, Access()) is True
     assert stored(chunks, 1, 2, 3) == {3: 2}
 
 
@@ -68,7 +68,7 @@ def test_arc_keeps_what_was_found_again_while_new_chunks_pass_by():
         used(chunks, 1, 2)
         for key in range(10, 16):
             stored(chunks, key)
-        found[order] = [chunks.is_there(key) for key in (1, 2)]
+        found[order] = [chunks.is_there(key, Access()) for key in (1, 2)]
     assert found == {"lru": [False, False], "arc": [True, True]}
 
 

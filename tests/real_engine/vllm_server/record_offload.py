@@ -3,28 +3,36 @@
     python record_offload.py MODEL OUT.jsonl.gz [NAME=VALUE ...]
 
 ``Scheduler``, ``KVCacheManager``, ``OffloadingConnectorScheduler`` and ``CPUOffloadingManager`` are the real ones; what
-runs the model and copies is played: each copy takes a drawn number of steps. The model, which ``model.py`` writes, is
-only looked at for its shape. The fields are those of recordings of the scheduler, and besides:
+runs the model and copies is played: each copy takes a drawn number of steps. With ``disk`` there is also the real tier
+of files behind host memory (``played_disk.py``). The model, which ``model.py`` writes, is only looked at for its shape.
+The fields are those of recordings of the scheduler, and besides:
 
 - ``done`` copies of which the scheduler learns behind this step (its output says so)
 - ``look`` ``[request, tokens found in blocks, tokens found in chunks or null, where it must be asked again]``
 - ``loads``, ``stores`` ``[copy, request, blocks, chunks]`` · ``flush`` copies that must end before the step runs
 - ``out`` ids of the chunks that were evicted, in order: that of a chunk's last block
+- with a disk: ``io`` writes and reads that ended before this step, and ``ans`` how many steps' look-ups were answered
+- ``gets``, ``puts`` ``[number, chunks]`` reads and writes of files that the step began, and the end of stores behind it
+- ``nd`` files at the end
 
-Two things are not left to the real ones: blocks have the ids of the recordings instead of SHA-256 sums, and the
-connector is told of ended requests in the order in which they ended, instead of as a set, whose order is arbitrary.
+Three things are not left to the real ones: blocks have the ids of the recordings instead of SHA-256 sums, and the
+connector is told of ended requests, and the disk's tier of stored chunks, in the order in which they ended and that of
+their text, instead of as sets, whose order is arbitrary.
 """
 
 import gzip
 import json
 import random
 import sys
+import tempfile
 import zlib
 from collections import deque
+from functools import partial
 from hashlib import blake2b
 
 import torch
 import vllm
+from played_disk import Disk
 from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.sampling_params import SamplingParams
@@ -55,9 +63,10 @@ SETTINGS = {
     "max_out": 40,
     "p_abort": 0.02,
     "slowest": 4,
+    "disk": 0,
 }
 """What can be set, and usual values. ``texts``: how many beginnings prompts share; ``slowest``: the most steps that a
-copy takes; ``depth``: steps in flight."""
+copy takes; ``depth``: steps in flight; ``disk``: chunks that there is room for behind host memory."""
 
 
 def token(seed, i):
@@ -76,10 +85,12 @@ def name_of(key):
     return key[:-4].hex()
 
 
-def offloading(given, page):
-    """The connector's settings; ``page``: bytes of a block."""
+def offloading(given, page, folder):
+    """The connector's settings; ``page``: bytes of a block; ``folder``: of the disk's files."""
     extra = {
-        "spec_name": "CPUOffloadingSpec",
+        "spec_name": "TieringOffloadingSpec" if given["disk"] else "CPUOffloadingSpec",
+        # Without threads of its own, since what they do is played.
+        "secondary_tiers": [{"type": "fs", "root_dir": folder, "n_read_threads": 0, "n_write_threads": 0}],
         "cpu_bytes_to_use": page * given["blocks_per_chunk"] * given["chunks"],
         "blocks_per_chunk": given["blocks_per_chunk"],
         "eviction_policy": given["order"],
@@ -89,8 +100,8 @@ def offloading(given, page):
     return {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
 
 
-def scheduler_of(model, given, connector=offloading):
-    """The real scheduler with its connector."""
+def scheduler_of(model, given, connector):
+    """The real scheduler with its connector, whose settings depend on ``given`` and the bytes of a block."""
     size, length, blocks = given["block_size"], given["max_model_len"], given["num_blocks"]
     spec = FullAttentionSpec(block_size=size, num_kv_heads=4, head_size=64, dtype=torch.float16)
     page = spec.page_size_bytes
@@ -121,10 +132,10 @@ def scheduler_of(model, given, connector=offloading):
 class Recording:
     """Plays the engine around the real scheduler, and writes down what it decides."""
 
-    def __init__(self, model, given):
+    def __init__(self, model, given, folder):
         self.given = given
         self.draw = random.Random(given["seed"])
-        self.scheduler = scheduler_of(model, given)
+        self.scheduler = scheduler_of(model, given, partial(offloading, folder=folder))
         self.arrived = 0
         self.looks, self.out, self.evicted, self.freed = [], [], [], []
         """What the real ones have decided since the last step: see the fields ``look``, ``out``, ``ev`` and ``fin``."""
@@ -134,6 +145,8 @@ class Recording:
         """Of each step that was composed and whose output has not come: what was composed, who gets a token, and the
         copies that had ended by then."""
         self._listen()
+        manager = self.scheduler.connector.connector_scheduler.manager
+        self.disk = Disk(manager, self.draw, given["slowest"], given["disk"]) if given["disk"] else None
 
     def header(self):
         """Every setting."""
@@ -145,6 +158,7 @@ class Recording:
             "reserve_full": scheduler.scheduler_reserve_full_isl,
         }
         offload = {key: given[key] for key in ("chunks", "blocks_per_chunk", "order", "store_threshold", "prompt_only")}
+        offload |= {"disk": given["disk"]} if self.disk else {}
         names = ("seed", "num_blocks", "block_size", "budget", "max_seqs", "max_model_len", "depth")
         about = {"type": "header", "kind": "scheduler", "vllm": vllm.__version__, "effective": effective}
         return about | {key: given[key] for key in names} | {"caching": bool(given["caching"]), "offload": offload}
@@ -152,7 +166,8 @@ class Recording:
     def _listen(self):
         """Have the real ones tell what they decide."""
         scheduler, connector = self.scheduler, self.scheduler.connector.connector_scheduler
-        order, pool = connector.manager._policy, scheduler.kv_cache_manager.block_pool
+        pool = scheduler.kv_cache_manager.block_pool
+        order = getattr(connector.manager, "primary_tier", connector.manager)._policy
         find, evict, build = connector.get_num_new_matched_tokens, order.evict, connector.build_connector_meta
         free, forget = scheduler._free_request, pool._maybe_evict_cached_block
 
@@ -197,6 +212,8 @@ class Recording:
         scheduler, record = self.scheduler, {"op": "step", "i": i}
         if more:
             record |= self._arrivals(i)
+        if self.disk:
+            record |= self.disk.step()
         output = scheduler.schedule()
         meta, scheduled = output.kv_connector_metadata, output.num_scheduled_tokens
         emit = [name for name in scheduled if not scheduler.requests[name].is_prefill_chunk]
@@ -216,6 +233,9 @@ class Recording:
         record["done"] = []
         while self.in_flight and (len(self.in_flight) >= self.given["depth"] or not scheduled):
             record["done"] += self._learn()
+        if self.disk:
+            record |= {"gets": self.disk.gets, "puts": self.disk.puts, "nd": len(self.disk.files)}
+            self.disk.gets, self.disk.puts = [], []
         pool, queues = scheduler.kv_cache_manager.block_pool, (scheduler.kv_holding_waiting, scheduler.waiting)
         queue = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
         blocks = [[block.ref_cnt, name_of(block.block_hash) if block.block_hash else 0] for block in pool.blocks[1:]]
@@ -320,8 +340,12 @@ def main(model, out, *settings):
     for setting in settings:
         name, value = setting.split("=")
         given[name] = type(SETTINGS[name])(value)
-    recording = Recording(model, given)
-    records = [recording.header(), *recording.steps()]
+    with tempfile.TemporaryDirectory() as folder:
+        recording = Recording(model, given, folder)
+        records = [recording.header(), *recording.steps()]
+        if recording.disk:
+            recording.disk.close()
+        recording.scheduler.shutdown()
     lines = b"".join(json.dumps(record, separators=(",", ":")).encode() + b"\n" for record in records)
     with open(out, "wb") as file:
         file.write(gzip.compress(lines, mtime=0))

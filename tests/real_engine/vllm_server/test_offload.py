@@ -28,10 +28,18 @@ OF_CHUNKS = {
     "store_threshold": (0, 0, 2),
     "prompt_only": (1, 0),
 }
+WITH_DISK = {"disk": (40, 150, 100_000), "store_threshold": (0,), "chunks": (20, 40)}
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize(("recorder", "drawn"), [("offload", DRAWN | OF_CHUNKS), ("apart", DRAWN)])
+@pytest.mark.parametrize(
+    ("recorder", "drawn"),
+    [
+        pytest.param("offload", DRAWN | OF_CHUNKS, id="host"),
+        pytest.param("offload", DRAWN | OF_CHUNKS | WITH_DISK, id="disk"),
+        pytest.param("apart", DRAWN, id="apart"),
+    ],
+)
 def test_every_decision_of_the_real_connector_is_ours(tmp_path, recorder, drawn, depth):
     draw = random.Random(seed := time.time_ns() % 1_000_000)
     given = [f"{name}={draw.choice(values)}" for name, values in drawn.items()]
