@@ -141,6 +141,7 @@ COMMANDS = {
         "plan --model gemma-3-1b --memory 24GB",
         "plan --model gemma-3-1b",
         "plan --model gemma-3-1b --device l40s",
+        "plan --model lfm2-1.2b",
     ],
     "check": [
         "check OLLAMA_NUM_PARALLEL=4 --model llama-3.1-8b --weights q4_k_m --memory 12GiB",

@@ -160,7 +160,7 @@ def test_sequences_that_go_to_the_host_and_back_do_so_in_the_same_steps(name, wa
     assert outcome(world, name, most_steps=ONE) == together
     assert outcome(world, name, most_steps=NONE) == together
     counts = together[0]
-    assert counts["host_saves"] > 5
+    assert counts["host_saves"] >= 5
     assert counts["host_loads"] > (3 if way != "little room" else 0)
 
 
