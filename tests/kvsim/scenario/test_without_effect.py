@@ -174,8 +174,14 @@ OTHERS += [
     ("ring", "llama-server"),
 ]
 OTHERS += [("streams", "llama-server-fair")]
-BY_TRAFFIC = {"llama.cpp-b4666": "cache.threshold", "prompt-decode-regions": "server.victim"}
-"""Keys that have an effect with other traffic: in spans of 2,048 cells and more; with other preemptions."""
+BY_TRAFFIC = {
+    "llama.cpp-b4666": "cache.threshold",
+    "prompt-decode-regions": "server.victim",
+    "hybrid": "server.checkpoint_min_step",
+    "sliding-window": "server.checkpoint_min_step",
+}
+"""Keys that have an effect with other traffic: in spans of 2,048 cells and more; with other preemptions; where several
+messages of a user are computed at once."""
 
 
 @pytest.mark.parametrize(
