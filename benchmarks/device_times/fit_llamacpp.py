@@ -129,8 +129,9 @@ def fitted(table: pd.DataFrame) -> EngineEfficiency:
     """What is written for a make of devices."""
     tested = left_out(table)
     tested = tested[tested["phase"] != "chunk"]
+    whose = "our own" if (table["make"] == "hopper").all() else "published"
     source = (
-        f"published llama-bench and llama-batched-bench results ({len(table)} of {table['device'].nunique()} devices "
+        f"{whose} llama-bench and llama-batched-bench results ({len(table)} of {table['device'].nunique()} devices "
         f"with {table['model'].nunique()} models)"
     )
     states = tested["model"].map(lambda name: bool(memory_shape(name).states))

@@ -21,7 +21,7 @@ from kvsim.costs.efficiency import (
     make_of,
     storage_group,
 )
-from kvsim.costs.memory_settings import ENGINE_TITLES
+from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
 from kvsim.costs.pass_tables import Grid, Line, PassTables
 from kvsim.costs.physics import Need, PassPhysics
 from kvsim.costs.profile import CopyCost, Profile, Range, Source, exactly
@@ -124,7 +124,7 @@ def adapted(measured: Profile, type_k: str, type_v: str) -> Profile:
     return measured.model_copy(update=update | {"source": measured.source.model_copy(update={"title": title})})
 
 
-def _efficiency(engine: str, device: Device) -> tuple[EngineEfficiency, bool]:
+def _efficiency(engine: Engine, device: Device) -> tuple[EngineEfficiency, bool]:
     """What was fitted for an engine on devices of this make, and whether that is so: of another, if there is none."""
     makes, make = efficiencies()[engine], make_of(engine, device)
     return makes.get(make) or makes["nvidia"], make in makes
