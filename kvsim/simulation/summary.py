@@ -175,7 +175,10 @@ def lost_to_checkpoints(summary: Mapping[str, Any], ctx_checkpoints: int) -> str
     )
     if not ctx_checkpoints:
         return f"{said}: there were none (--ctx-checkpoints 32)"
-    rest = "no flag: checkpoints are made at messages of a user and near the end of a prompt"
+    rest = (
+        "no flag but a --ubatch-size longer than the end that differs: checkpoints are made at messages of a user and "
+        "that many tokens before the end of a prompt"
+    )
     if not spared:
         return f"{said}, which is mended by {rest}"
     each = "all of them" if spared == lost else f"{spared:,} of them"
