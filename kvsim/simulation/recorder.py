@@ -123,7 +123,8 @@ class Recorder:
 
     def add(self, other: Recorder) -> None:
         """Count what another server has done as well; states and tables stay as they are."""
-        for name in _COUNTS:
+        self.offloads = self.offloads or other.offloads
+        for name in (*_COUNTS, *(_COUNTS_OF_CHUNKS if other.offloads else ())):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def arrived(self, job: Job) -> None:
@@ -336,6 +337,8 @@ _COUNTS = (
     *("checkpoint_lost_tokens", "checkpoint_spared_tokens"),
 )
 """Counts of a recorder that add up over servers."""
+_COUNTS_OF_CHUNKS = ("chunk_loads", "chunk_tokens", "load_wait_s", "store_wait_s", "lookup_wait_s")
+"""Those that do where they are of host memory, and not of blocks that are read from other servers."""
 _MEANS = {
     **{f"{name}_mean": name for name in SHARES},
     "stored_cells_mean": "stored",

@@ -1,10 +1,13 @@
 """Chunks in host memory under vLLM's scheduler: what is loaded and stored when, and who waits; to the second."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
 from kvsim.errors import Livelock, UserError
 from kvsim.scenario.scenario import load_scenario
+from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import run
 from kvsim.simulation.time_breakdown import SECONDS
 from tests.worlds import Diary, Given, scenario, serve
@@ -211,3 +214,21 @@ def test_more_is_found_than_without():
     found = {cells: run(load_scenario(CHAT, cache__host_cells=cells)).summary for cells in (0, 8000)}
     assert found[8000]["prefix"]["hit_rate"] > found[0]["prefix"]["hit_rate"] + 0.1
     assert found[0]["host"]["chunk_loads"] is None
+
+
+def test_what_the_tiers_of_several_servers_did_adds_up():
+    made = []
+
+    def kept(**options):
+        made.append(Recorder(**options))
+        return made[-1]
+
+    cache = {"policy": "vllm", "cells": 640, "host_cells": 1000, "disk_cells": 5000}
+    with patch("kvsim.simulation.cluster.run.Recorder", kept):
+        summary = run(load_scenario({**CHAT, "cache": cache}, cluster__replicas=2, machine__host_gb_s=0.02)).summary
+    *servers, _ = made
+    assert len(servers) == 2
+    for name in ("chunk_loads", "chunk_tokens", "load_wait_s", "store_wait_s", "lookup_wait_s"):
+        assert summary["host"][name] == pytest.approx(sum(getattr(one, name) for one in servers), rel=1e-12), name
+        assert all(getattr(one, name) > 0 for one in servers), name
+    assert summary["disk"]["tokens"] == sum(one.from_disk_cells for one in servers) > 0

@@ -242,6 +242,7 @@ def test_all_requests_end_nothing_leaks_and_each_byte_is_a_block_that_was_read(r
     assert s["cluster"]["apart"]["bytes"] == int(blocks * size * random_scenario.cell_bytes)
     sent = sum(server["bytes"] for server in s["cluster"]["servers"] if server["role"] == "prefill")
     assert sent == s["cluster"]["apart"]["bytes"]
+    assert (s["host"]["chunk_tokens"], s["host"]["load_wait_s"]) == (0, 0.0)
     causes = result.causes
     assert causes["id"].tolist() == done["id"].tolist()
     assert np.allclose(causes[SECONDS].sum(axis=1), done["e2e_s"], rtol=1e-6, atol=1e-9)
