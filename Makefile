@@ -24,7 +24,7 @@ GUIDELLM := 0.8.1
 # How long "make fuzz" looks at each group of readers, and at files of scenarios.
 SECONDS ?= 60
 
-.PHONY: help setup core wheel run check test engines test-llama test-vllm test-load test-routers test-gpu lint types fast unit fuzz bench lock clean
+.PHONY: help setup core wheel run check test engines test-llama test-vllm test-load test-routers test-gpu lint types fast unit fuzz bench environments lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -171,6 +171,9 @@ $(ROUTERS)/.installed: | $(STAMP)
 	@$(BIN)/python -m venv $(ROUTERS)
 	@$(ROUTERS)/bin/pip --quiet --disable-pip-version-check install vllm-router==0.1.17 smg==1.13.0 sglang-router==0.3.2 || { echo "the routers could not be had: they take the network and Linux on x86-64; pip says above what failed"; exit 1; }
 	@touch $@
+
+# Those with an environment of their own.
+environments: $(VLLM)/.installed $(ROUTERS)/.installed
 
 # All engines and routers that are tested against.
 engines: $(LLAMA_EARLY)/.installed $(LLAMA_BUILD)/.server-$(LLAMA_NOW) $(VLLM)/.installed $(ROUTERS)/.installed
