@@ -88,8 +88,9 @@ def test_their_bytes_count_in_the_host_cache():
 
 
 def test_a_state_is_as_large_as_the_models_unless_stated():
-    assert scenario(model__name="lfm2-1.2b").model.state_bytes == 10 * 4 * 4096
-    assert scenario(model__name="lfm2-1.2b", model__state_mib=2.0).model.state_bytes == 2 << 20
+    lfm2 = {"model__name": "lfm2-1.2b", "cache__policy": "hybrid"}
+    assert scenario(**lfm2).model.state_bytes == 10 * 4 * 4096
+    assert scenario(**lfm2, model__state_mib=2.0).model.state_bytes == 2 << 20
     assert scenario().model.state_bytes == 0
 
 
