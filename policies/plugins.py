@@ -103,7 +103,8 @@ def load_plugin(file: str | Path) -> tuple[str, ...]:
 
 def loaded_files() -> tuple[tuple[str, str], ...]:
     """The files that were loaded, each with the digest of its code, for ``reload_files`` in another process."""
-    return tuple((path, origin.digest) for path, (origin, _) in FILES.items())
+    found = ((path, _origin_of_file(path)) for path in _files)
+    return tuple((path, origin.digest) for path, origin in found if origin is not None)
 
 
 def reload_files(files: tuple[tuple[str, str], ...]) -> None:
@@ -259,7 +260,8 @@ def _forget_modules(origin: Origin) -> None:
 
 
 def _origin_of_file(path: str) -> Origin | None:
-    return FILES[path][0] if path in FILES else None
+    """Where a file that is loaded comes from; None for one that is not, or of which a part was forgotten."""
+    return FILES[path][0] if path in _files and path in FILES else None
 
 
 def _fault(error: BaseException, known: Iterable[Origin]) -> str | None:
