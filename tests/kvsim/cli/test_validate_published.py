@@ -24,8 +24,8 @@ def published(*arguments):
 @pytest.mark.slow
 def test_errors_the_worst_and_what_was_not_replayed_are_told(files):
     told = " ".join(succeeded(published()).split())
-    assert "Measured points of real servers: 3 of 4 replayed" in told
-    assert "Taken to be the server's: 3 points: K and V in f16, fixed lengths (no source: the defaults of vLLM)" in told
+    assert "Measured points of real servers: 4 of 5 replayed" in told
+    assert "Taken to be the server's: 4 points: K and V in f16, fixed lengths (no source: the defaults of vLLM)" in told
     assert "TPOT: median error" in told
     assert "clients up to 1 1" in told
     assert "1 pipeline parallelism is not simulated" in told
