@@ -56,11 +56,11 @@ def test_a_workload_spelled_out():
         (system, user[0], answer[0], user[1], answer[1], user[2]),
     )
     assert list(workload)[:3] == [
-        Request(0, 0.5, 14, 2, 0.0, first, 0, kind=1),
-        Request(1, 0.5, 20, 2, 0.0, second, 0, kind=2),
-        Request(2, 0.5, 26, 2, 0.0, third, 0, kind=3),
+        Request(0, 0.5, 14, 2, 0.0, first, 0, kind=1, user_starts=(10,)),
+        Request(1, 0.5, 20, 2, 0.0, second, 0, kind=2, user_starts=(10, 16)),
+        Request(2, 0.5, 26, 2, 0.0, third, 0, kind=3, user_starts=(10, 16, 22)),
     ]
-    assert list(workload)[3] == Request(3, 1.0, 14, 2, 0.0, (system, user[3]), 1, kind=1)
+    assert list(workload)[3] == Request(3, 1.0, 14, 2, 0.0, (system, user[3]), 1, kind=1, user_starts=(10,))
     assert (workload.n_requests, workload.users) == (6, None)
 
 
