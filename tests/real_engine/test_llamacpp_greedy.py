@@ -59,6 +59,7 @@ def teacher_forced_logits(model, name, kinds, n=48, engine_of=Engine):
     step = [Chunk(seq, 0, len(prompt["prompt"])) for seq, prompt in enumerate(prompts)]
     for _ in range(n):
         for batch in policy.allocate(step, views=True):
+            engine.prepare(batch)
             tokens = [token for c in batch.chunks for token in texts[c.seq][c.start : c.start + c.n]]
             for chunk, row in zip(batch.chunks, engine.run(np.array(tokens), batch), strict=True):
                 if chunk.start + chunk.n >= len(prompts[chunk.seq]["prompt"]):
