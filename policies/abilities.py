@@ -149,12 +149,15 @@ class SavesCheckpoints:
         """The first position that a sequence still has in every cache, and the last one; -1 if it has none."""
         raise Unsupported("nothing of a sequence needs checkpoints here")
 
-    def save_checkpoint(self, seq: int) -> Checkpoint:
-        """Save what could not be rolled back later; the sequence stays as it is."""
+    def save_checkpoint(self, seq: int, host: Cells) -> Checkpoint:
+        """Save what could not be rolled back later to host cells, as many as windows may hold; the sequence stays."""
         raise Unsupported("nothing of a sequence needs checkpoints here")
 
-    def restore_checkpoint(self, seq: int, checkpoint: Checkpoint) -> None:
-        """Put back what was saved of a sequence whose first tokens are still those of then; the others are freed."""
+    def restore_checkpoint(self, seq: int, checkpoint: Checkpoint) -> tuple[HostCopy, ...]:
+        """Put back what was saved of a sequence whose first tokens are still those of then; the others are freed.
+
+        Returns what must be copied for that, one for each group.
+        """
         raise Unsupported("nothing of a sequence needs checkpoints here")
 
 

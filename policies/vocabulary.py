@@ -269,6 +269,8 @@ class Checkpoint(NamedTuple):
     """The last position that the sequence had."""
     window_tokens: int = 0
     """Tokens that were in its windows."""
+    copies: tuple[HostCopy, ...] = ()
+    """What must be copied to the host for that, one for each group."""
     state: Any = None
     """What the policy knows of it."""
 

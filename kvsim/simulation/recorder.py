@@ -247,14 +247,16 @@ class Recorder:
         else:
             self.from_disk_cells += cells
 
-    def copied(self, copies: Sequence[HostCopy], shares: Sequence[float]) -> None:
-        """A whole sequence was copied to or from the host tier; a copy for each cache group, and its share of a cell.
+    def copied(self, copies: Sequence[HostCopy], shares: Sequence[float], *, whole: bool = True) -> None:
+        """A sequence was copied to or from the host tier; a copy for each cache group, and its share of a cell.
+
+        Not ``whole``: a checkpoint, which is not counted as a sequence that was saved or loaded.
 
         With several groups what is counted is as many whole cells as have the same bytes.
         """
         to_host = any(copy.to_host for copy in copies)
-        self.host_saves += to_host
-        self.host_loads += not to_host
+        self.host_saves += whole and to_host
+        self.host_loads += whole and not to_host
         for copy in copies:
             self.moved(copy.moves)
         cells = round(sum(share * copy.cells for copy, share in zip(copies, shares, strict=True)))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from policies.cells.arena import FOREVER
-from policies.cells.host_copies import SavedPlaces, chunks_of
+from policies.cells.host_copies import transfers_of
 from policies.cells.states import StateMemory
 from policies.cells.stream_arenas import CacheSpec
 from policies.layouts.multi_stream import MultiStreamPolicy
@@ -118,30 +120,35 @@ class HybridPolicy(MultiStreamPolicy):
 
     # Checkpoints and the host tier
 
-    def save_checkpoint(self, seq: int) -> Checkpoint:
+    def save_checkpoint(self, seq: int, host: Cells) -> Checkpoint:
         """What windows and state hold now."""
-        windows = {}
+        windows, copies = {}, [HostCopy(())] * len(self.caches)
         for group, spec in enumerate(self.caches):
             if spec.window is not None:
-                cells, positions = self._streams.cells_of(group, seq)
-                seen = positions > positions.max(initial=-1) - spec.window
-                windows[group] = SavedPlaces(cells[seen], positions[seen])
+                saved = self._seen(group, seq)
+                windows[group] = saved.by_cell()
+                transfers = transfers_of(np.sort(saved.cells), host[: len(saved.cells)], to_host=True)
+                copies[group] = HostCopy(transfers, *self._streams.settle(group))
         first, last = self.ends(seq)
-        held = max((len(saved.positions) for saved in windows.values()), default=0)
-        return Checkpoint(first, last, held, (windows, -1 if self.states is None else self._state_of(seq)))
+        held = max(map(len, windows.values()), default=0)
+        state = -1 if self.states is None else self._state_of(seq)
+        return Checkpoint(first, last, held, tuple(copies), (windows, host, state))
 
-    def restore_checkpoint(self, seq: int, checkpoint: Checkpoint) -> None:
+    def restore_checkpoint(self, seq: int, checkpoint: Checkpoint) -> tuple[HostCopy, ...]:
         """Put back what windows and state held; what was placed since goes from the other caches."""
         self._end_row(seq)
-        windows, state = checkpoint.state
-        for group, saved in windows.items():
+        windows, host, state = checkpoint.state
+        copies = [HostCopy(())] * len(self.caches)
+        for group, positions in windows.items():
             self._streams.remove(seq, 0, FOREVER, group)
-            slot = self._planner.find_one(group, chunks_of(seq, saved.by_cell()))
-            assert slot is not None, "the window held as much before"
-            self._planner.take(group, slot)
+            cells = self._cells_for(group, seq, positions)
+            assert cells is not None, "the window held as much before"
+            transfers = transfers_of(cells, host[: len(positions)], to_host=False)
+            copies[group] = HostCopy(transfers, *self._streams.settle(group))
         self._streams.remove(seq, checkpoint.last + 1, FOREVER)
         if self.states is not None:
             self.states.restore(seq, state)
+        return tuple(copies)
 
     def export(self, seq: int, host: Cells | None = None) -> Exported | None:
         """All that attention may still see of a sequence, and its state."""

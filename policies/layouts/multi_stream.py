@@ -207,15 +207,10 @@ class MultiStreamPolicy(Policy):
         if host is None:
             return None
         copies, saved = [], []
-        for group, spec in enumerate(self.caches):
-            cells, positions = self._streams.cells_of(group, seq)
-            if spec.window is not None:
-                seen = positions > positions.max(initial=-1) - spec.window
-                cells, positions = cells[seen], positions[seen]
-            saved.append(SavedPlaces(cells, positions))
-            if self.stream_of(seq):
-                cells = cells + self.stream_of(seq) * spec.size
-            transfers = transfers_of(cells, host_cells(host, positions), to_host=True)
+        for group in range(len(self.caches)):
+            places = self._seen(group, seq)
+            saved.append(places)
+            transfers = transfers_of(places.cells, host_cells(host, places.positions), to_host=True)
             copies.append(HostCopy(transfers, *self._streams.settle(group)))
         return Exported(len(host), tuple(copies), (host, saved))
 
@@ -227,19 +222,35 @@ class MultiStreamPolicy(Policy):
         self.free(seq)
         host, places = exported.state
         found = []
-        for group, (spec, saved) in enumerate(zip(self.caches, places, strict=True)):
+        for group, saved in enumerate(places):
             positions = saved.by_cell()
-            slots = self._planner.find_one(group, chunks_of(seq, positions))
-            if slots is None:
+            cells = self._cells_for(group, seq, positions)
+            if cells is None:
                 free = self.arenas[group][self.stream_of(seq)].free.total
                 self.free(seq)
                 raise OutOfCells(f"no room for {len(positions)} tokens from the host: {free} cells are free")
-            self._planner.take(group, slots)
-            found.append((host_cells_at(host, positions), cells_array(slots[2]) + self.stream_of(seq) * spec.size))
+            found.append((host_cells_at(host, positions), cells))
         return tuple(
             HostCopy(transfers_of(cells, own, to_host=False), *self._streams.settle(group))
             for group, (own, cells) in enumerate(found)
         )
+
+    def _seen(self, group: int, seq: int) -> SavedPlaces:
+        """What attention may still see of a sequence in a group, in the cells that an engine knows."""
+        spec = self.caches[group]
+        cells, positions = self._streams.cells_of(group, seq)
+        if spec.window is not None:
+            seen = positions > positions.max(initial=-1) - spec.window
+            cells, positions = cells[seen], positions[seen]
+        return SavedPlaces(cells + self.stream_of(seq) * spec.size, positions)
+
+    def _cells_for(self, group: int, seq: int, positions: IntArray) -> IntArray | None:
+        """Take cells of a group for positions of a sequence, which holds none there; None if there are too few."""
+        slots = self._planner.find_one(group, chunks_of(seq, positions))
+        if slots is None:
+            return None
+        self._planner.take(group, slots)
+        return cells_array(slots[2]) + self.stream_of(seq) * self.caches[group].size
 
     # Sharing and shifting
 

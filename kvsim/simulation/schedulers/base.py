@@ -121,10 +121,11 @@ class SchedulerBase(ABC):
         seconds, self._copies_s = self._copies_s, 0.0
         return seconds
 
-    def _copied(self, copies: Sequence[HostCopy]) -> None:
-        """Have the backend copy a sequence to or from the host."""
-        self._copies_s += self._backend.copy(copies)
-        self._recorder.copied(copies, [group.share for group in self._policy.groups])
+    def _copied(self, copies: Sequence[HostCopy], *, whole: bool = True) -> None:
+        """Have the backend copy a sequence to or from the host; not ``whole``: a checkpoint of it, if of any cells."""
+        if whole or any(copy.cells or copy.moves.n_runs or len(copy.shift.cells) for copy in copies):
+            self._copies_s += self._backend.copy(copies)
+            self._recorder.copied(copies, [group.share for group in self._policy.groups], whole=whole)
 
     def use_rule(self, rule: PlacementRule | None) -> None:  # noqa: B027  (a scheduler may decline)
         """Decline: every sequence stays in the chunks."""

@@ -6,20 +6,22 @@ Source: llama.cpp of 2026, ``tools/server/server-context.cpp`` (``create_checkpo
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers.host_prompt_cache import MIB, StateSize
+from kvsim.simulation.schedulers.host_prompt_cache import MIB, HostCells, StateSize
 from kvsim.simulation.schedulers.slots import DecisionLog, Slot
-from policies import Checkpoint, Policy
+from policies import Checkpoint, HostCopy, Policy
 
 _BEFORE_THE_END = 4
 """Tokens before the end of a prompt, and that many more than a micro-batch, where its batch is ended for one."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ContextCheckpoint:
     """A checkpoint of a slot."""
 
@@ -35,12 +37,24 @@ class ContextCheckpoint:
 class ContextCheckpoints:
     """Makes checkpoints of slots, gives them up, and finds the one that a prompt can go on from."""
 
-    def __init__(self, scenario: Scenario, policy: Policy, recorder: Recorder, size: StateSize, log: DecisionLog):
+    def __init__(
+        self,
+        scenario: Scenario,
+        policy: Policy,
+        recorder: Recorder,
+        size: StateSize,
+        log: DecisionLog,
+        host: HostCells,
+        copy: Callable[[Sequence[HostCopy]], None],
+    ):
+        """``copy``: has the backend carry out copies between cells and ``host``."""
+        self._host, self._copy = host, copy
         self._policy, self._recorder, self._log, self.size = policy, recorder, log, size
         self._most = scenario.server.ctx_checkpoints
         self._step = scenario.server.checkpoint_min_step
         self._n_batch, self._n_ubatch = scenario.n_batch, scenario.n_ubatch
-        self._window = min((group.window for group in policy.groups if group.window is not None), default=0)
+        windows = [group.window for group in policy.groups if group.window is not None]
+        self._window, self._longest = min(windows, default=0), max(windows, default=0)
 
     # Finding one
 
@@ -59,7 +73,7 @@ class ContextCheckpoints:
                 found = after = 0
             else:
                 saved = checkpoint.saved
-                self._policy.restore_checkpoint(slot.id, saved)
+                self._copy(self._policy.restore_checkpoint(slot.id, saved))
                 after = min(held, max(saved.first + 1, saved.last))
                 found = min(after, checkpoint.tokens)
                 self._note("restored_checkpoint", slot, checkpoint, n_past=found)
@@ -116,8 +130,12 @@ class ContextCheckpoints:
             if checkpoint.tokens == tokens:
                 kept.remove(checkpoint)
                 self._log("same_checkpoint", slot=slot.id, job=job, tokens=tokens)
-        saved = self._policy.save_checkpoint(slot.id)
+        host = self._host.take(min(self._longest, tokens))
+        saved = self._policy.save_checkpoint(slot.id, host)
+        self._copy(saved.copies)
         made = ContextCheckpoint(tokens, job.request.id, saved, self.size.of_checkpoint(saved.window_tokens))
+        # Slots and entries of the host cache share it: its cells are free when the last of them has given it up.
+        weakref.finalize(made, self._host.give_back, host)
         kept.append(made)
         self._recorder.checkpoints_made += 1
         self._note("checkpoint", slot, made, number=len(kept), most=self._most)

@@ -36,6 +36,28 @@ def ratio(part: int, whole: int) -> np.float32:
     return np.float32(part) / np.float32(whole) if whole else np.float32(np.nan)
 
 
+class HostCells:
+    """Cells of the host tier that are free: what there is room for is said in bytes, not in them."""
+
+    def __init__(self) -> None:
+        self._free = FreeExtents(_CELLS)
+
+    def take(self, n: int) -> range:
+        """So many cells, the first that lie together."""
+        if n == 0:
+            return range(0)
+        at = self._free.first_of(n, 0)
+        assert at is not None, "there are more cells than any limit lets be used"
+        start = self._free.starts[at]
+        self._free.take(start, n)
+        return range(start, start + n)
+
+    def give_back(self, cells: range) -> None:
+        """They are free again."""
+        if cells:
+            self._free.give_back(cells.start, len(cells))
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """The state of a text in host memory."""
@@ -92,7 +114,7 @@ class HostPromptCache:
     """Entries, the oldest first (llama.cpp, ``server_prompt_cache`` in ``tools/server/server-task.cpp``; pull request
     16391)."""
 
-    def __init__(self, scenario: Scenario, policy: Policy, log: DecisionLog = no_log):
+    def __init__(self, scenario: Scenario, policy: Policy, log: DecisionLog = no_log, host: HostCells | None = None):
         limit = scenario.server.cache_ram
         self.limit_bytes = max(limit, 0) * MIB
         """0: no limit."""
@@ -110,7 +132,7 @@ class HostPromptCache:
         """The oldest first."""
         self._by_first: dict[tuple[int, int], dict[Entry, None]] = {}
         """Entries by their first token: only those that begin alike can be of use to each other."""
-        self._free = FreeExtents(_CELLS)
+        self._host = HostCells() if host is None else host
 
     @property
     def prompts(self) -> int:
@@ -146,7 +168,7 @@ class HostPromptCache:
                 self.remove(entry)
         while self.limit_bytes and self._entries and self.bytes + size > self.limit_bytes:
             self._drop_oldest("make_room")
-        made = Entry(content, size, self._take(n), tuple(checkpoints))
+        made = Entry(content, size, self._host.take(n), tuple(checkpoints))
         self._entries[made] = None
         self._by_first.setdefault(_first(content), {})[made] = None
         self.bytes, self.tokens = self.bytes + size, self.tokens + n
@@ -180,7 +202,7 @@ class HostPromptCache:
         if not self._by_first[first]:
             del self._by_first[first]
         self.bytes, self.tokens = self.bytes - entry.bytes, self.tokens - entry.content.n
-        self._free.give_back(entry.cells.start, len(entry.cells))
+        self._host.give_back(entry.cells)
 
     def enforce_limits(self) -> None:
         """Drop the oldest entries while there are too many bytes or tokens."""
@@ -206,14 +228,6 @@ class HostPromptCache:
         oldest = next(iter(self._entries))
         self._log(reason, mib=oldest.bytes / MIB)
         self.remove(oldest)
-
-    def _take(self, n: int) -> range:
-        """Cells of the host tier for that many tokens, the first that lie together."""
-        at = self._free.first_of(n, 0)
-        assert at is not None, "there are more cells than any limit lets be used"
-        start = self._free.starts[at]
-        self._free.take(start, n)
-        return range(start, start + n)
 
 
 def _first(content: Content) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.context_checkpoints import ContextCheckpoints
-from kvsim.simulation.schedulers.host_prompt_cache import Entry, HostPromptCache, ratio, size_of_states
+from kvsim.simulation.schedulers.host_prompt_cache import Entry, HostCells, HostPromptCache, ratio, size_of_states
 from kvsim.simulation.schedulers.slot_server import SlotServer
 from kvsim.simulation.schedulers.slots import DecisionLog, Slot, no_log
 from policies import NOTHING, Chunk, Content, OutOfCells, Policy
@@ -45,13 +46,15 @@ class LlamaServer(SlotServer):
     ):
         super().__init__(scenario, policy, backend, recorder, log)
         kept = scenario.server.cache_ram and policy.can_export
-        self.host_cache = HostPromptCache(scenario, policy, log) if kept else None
+        host = HostCells()
+        self.host_cache = HostPromptCache(scenario, policy, log, host) if kept else None
         recorder.host_prompts = self.host_cache
         self.checkpoints: ContextCheckpoints | None = None
         """None where every beginning of what a slot holds can be gone on from."""
         if policy.saves_checkpoints:
             sizes = size_of_states(scenario, policy)
-            self.checkpoints = ContextCheckpoints(scenario, policy, recorder, sizes, log)
+            copy = partial(self._copied, whole=False)
+            self.checkpoints = ContextCheckpoints(scenario, policy, recorder, sizes, log, host, copy)
         self._unified = scenario.unified
 
     def on_out_of_cells(self, reason: OutOfCells, now: float) -> None:

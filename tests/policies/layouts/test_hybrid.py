@@ -38,11 +38,13 @@ def test_positions_that_a_state_has_seen_stay_in_every_cache():
 def test_a_sequence_goes_on_from_a_checkpoint(name, unified):
     policy, fresh = (hybrid(name, unified=unified, window=3) for _ in range(2))
     policy.allocate([Chunk(0, 0, 7)])
-    saved = policy.save_checkpoint(0)
+    saved = policy.save_checkpoint(0, range(10, 13))
     assert (saved.last, saved.window_tokens) == (6, 3 if name == "sliding-window" else 0)
     for start in range(7, 30, 4):
         policy.allocate([Chunk(0, start, 4)])
-    policy.restore_checkpoint(0, saved)
+    copies = policy.restore_checkpoint(0, saved)
+    back, out = ([[(t.host, t.n) for t in copy.transfers] for copy in each] for each in (copies, saved.copies))
+    assert back == out == ([[], [(10, 3)]] if name == "sliding-window" else [[]])
     policy.free(0, 7)
     policy.allocate([Chunk(0, 7, 2)])
     for at, n in ((0, 7), (7, 2)):
