@@ -78,8 +78,9 @@ def sweep(
                 **of.served,
             )
     except KeyboardInterrupt:
-        finished = f"{progress.done:,} of {progress.total:,} runs are kept"
-        raise typer.Exit(fail(f"stopped; {finished}; the same command goes on from there", 130)) from None
+        # Before the first count, runs of an earlier call may be there.
+        finished = f"{progress.done:,} of {progress.total:,} runs" if progress.total else "finished runs"
+        raise typer.Exit(fail(f"stopped; {finished} are kept; the same command goes on from there", 130)) from None
     written = result.save(plots=plots)
     warn((*result.warnings, *_failures(result)))
     answer(result, as_json)
