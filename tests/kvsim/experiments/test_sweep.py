@@ -2,14 +2,13 @@
 
 import json
 import os
-import random
 import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pandas as pd
 import pytest
@@ -246,82 +245,89 @@ def test_any_number_of_axes_can_be_drawn(tmp_path, axes):
     sweep(few, out=tmp_path / "a.sqlite", workers=1).plot("ttft_p95").savefig(tmp_path / "a.png")
 
 
-LONGER = TOML.replace("requests = 60", "requests = 600").replace("replications = 5", "replications = 3")
-"""Long enough that a sweep can be disturbed."""
+HELD = """
+import os, sys, time
+from kvsim.cli.app import main
+from kvsim.experiments.store import Store
+from kvsim.experiments.sweep_task import RunTasks
+
+def add(store, rows, timings=(), add=Store.add):
+    add(store, rows, timings)
+    with open("stored", "a") as told:
+        told.writelines("one\\n" for _ in timings)
+
+def execute(these, tasks, execute=RunTasks.__call__):
+    if tasks[0].number >= {settings}:
+        open(f"held-{{os.getpid()}}", "w").close()
+        time.sleep(600)
+    return execute(these, tasks)
+
+Store.add, RunTasks.__call__ = add, execute
+main()
+"""
+"""The command ``kvsim``, whose runs end at the first settings only: both workers are in the midst of a run then."""
 
 
-def start(folder, *more):
-    (folder / "small.toml").write_text(LONGER)
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "from kvsim.cli.app import main; main()",
-            "sweep",
-            "small.toml",
-            "--out",
-            "a.sqlite",
-            *more,
-        ],
+@contextmanager
+def held(folder, settings):
+    """A sweep by two workers that has stored all runs at its first settings, and goes no further."""
+    for earlier in folder.glob("held-*"):
+        earlier.unlink()
+    (folder / "small.toml").write_text(TOML)
+    words = ["sweep", "small.toml", "--out", "a.sqlite", "--workers", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD.format(settings=settings), *words],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": os.getcwd()},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
+    ) as running:
+        try:
+            wait_for(lambda: len(list(folder.glob("held-*"))) == 2)
+            wait_for(lambda: len((folder / "stored").read_text().split()) == 15 * settings)
+            yield running
+        finally:
+            if running.poll() is None:
+                os.killpg(running.pid, signal.SIGKILL)
 
 
-def wait_for(path):
+def wait_for(happens):
     until = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < until:
+    while not happens():
+        assert time.monotonic() < until
         time.sleep(0.01)
 
 
 @pytest.mark.slow
 def test_a_killed_sweep_can_be_resumed(tmp_path):
     """The rows are those of an undisturbed sweep, and no stored run is executed again."""
-    (tmp_path / "small.toml").write_text(LONGER)
-    undisturbed = sweep(tmp_path / "small.toml", out=tmp_path / "whole.sqlite", workers=1)
-    moments = random.Random(5)
-    kept = []
-    for _ in range(2):
-        killed = start(tmp_path, "--workers", "2")
-        wait_for(tmp_path / "a.sqlite")
-        time.sleep(moments.uniform(0.0, 1.0))
-        killed.kill()
-        killed.communicate()
-        with closing(Store(tmp_path / "a.sqlite")) as store:
-            kept.append(len(store.digests()))
+    for settings in (1, 2):
+        with held(tmp_path, settings) as running:
+            running.kill()
     result = sweep(tmp_path / "small.toml", out=tmp_path / "a.sqlite", workers=2)
-    assert result.rows == undisturbed.rows
-    assert kept == sorted(kept)
+    assert result.rows == sweep(tmp_path / "small.toml", out=tmp_path / "whole.sqlite", workers=1).rows
     digests = executed(tmp_path / "a.sqlite")
-    assert len(digests) == len(set(digests)) == 36
+    assert len(digests) == len(set(digests)) == 60
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("written", [0, 60_000], ids=["at its beginning", "after some runs"])
-def test_an_interrupted_sweep_says_how_to_resume(tmp_path, written):
-    """Workers print nothing; ``written``: bytes in the store's journal, of which each run takes 20,000."""
-    running = start(tmp_path, "--workers", "2")
-    wait_for(journal := tmp_path / "a.sqlite-wal")
-    while journal.stat().st_size < written:
-        time.sleep(0.01)
-    os.killpg(running.pid, signal.SIGINT)
-    out, err = running.communicate(timeout=60)
+@pytest.mark.parametrize("settings", [0, 2], ids=["at its beginning", "after some runs"])
+def test_an_interrupted_sweep_says_how_to_resume(tmp_path, settings):
+    """Workers print nothing."""
+    with held(tmp_path, settings) as running:
+        os.killpg(running.pid, signal.SIGINT)
+        out, err = running.communicate(timeout=60)
     assert running.returncode == 130
     assert out == ""
     *progress, line = err.splitlines()
-    assert all(re.fullmatch(r"small\.toml: \d+ of 36 runs after \d+ s", each) for each in progress)  # On slow machines.
-    said = re.fullmatch(
-        r"kvsim: stopped; (?:(\d+) of 36|finished) runs are kept; the same command goes on from there", line
-    )
+    assert all(re.fullmatch(r"small\.toml: \d+ of 60 runs after \d+ s", each) for each in progress)  # On slow machines.
+    said = re.fullmatch(r"kvsim: stopped; (\d+) of 60 runs are kept; the same command goes on from there", line)
     kept = len(executed(tmp_path / "a.sqlite"))
-    assert (1 if written else 0) <= kept < 36
-    # One may have been stored that was not counted any more; before the first count there is none.
-    assert kept - int(said[1] or 0) in (0, 1)
-    assert said[1] or not written
+    assert kept == 15 * settings
+    # The last may have been stored and not counted any more.
+    assert kept - int(said[1]) in ((0, 1) if settings else (0,))
 
 
 def test_interrupted_before_it_counts_a_sweep_does_not_say_that_none_is_kept(within, monkeypatch):
@@ -425,8 +431,7 @@ def test_a_lost_dask_scheduler_ends_in_a_line_and_keeps_what_was_done(tmp_path, 
     )
     worker = begin("worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-dashboard")
     try:
-        while not file.exists():
-            time.sleep(0.05)
+        wait_for(file.exists)
         address = json.loads(file.read_text())["address"]
         done = []
 

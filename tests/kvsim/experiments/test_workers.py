@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -26,6 +27,9 @@ def two_processors(monkeypatch):
 
 
 def double(number):
+    """By two processes at a time: each waits for another here."""
+    for barrier in HERE:
+        barrier.wait(60)
     return 2 * number + len(HERE), os.getpid()
 
 
@@ -43,7 +47,8 @@ def kill_at_three(number):
 
 @pytest.mark.slow
 def test_forked_processes_do_the_jobs_with_what_is_here(monkeypatch):
-    monkeypatch.setattr("tests.kvsim.experiments.test_workers.HERE", [None])
+    barrier = multiprocessing.get_context("fork").Barrier(2)
+    monkeypatch.setattr("tests.kvsim.experiments.test_workers.HERE", [barrier])
     done = list(map_ordered(double, range(20)))
     assert [value for value, _ in done] == [2 * number + 1 for number in range(20)]
     assert len({process for _, process in done} - {os.getpid()}) == 2
@@ -127,8 +132,8 @@ def test_no_process_is_left_behind(signalled):
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
         assert len(children) == 2
         running.send_signal(signalled)
-        running.wait(10)
-    until = time.monotonic() + 10
+        running.wait(60)
+    until = time.monotonic() + 60
     while any(Path(f"/proc/{child}/cmdline").exists() for child in children):
         assert time.monotonic() < until, "workers outlive what started them"
         time.sleep(0.01)
