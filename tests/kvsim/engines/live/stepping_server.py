@@ -52,13 +52,28 @@ class SteppingServer(FakeServer):
                 event["timings"]["prompt_ms"] = 1e3 * one.prompt_s
             await _event(writer, event)
 
+    def _seconds(self, chunks, contexts):
+        """What a step takes whose sequences get so many tokens each, until they hold ``contexts``.
+
+        llama-server makes passes in which all sequences get as many tokens, of 512 at most.
+        """
+        seconds = 0.0
+        while chunks:
+            each = min(*chunks, 512 // len(chunks)) if self.kind == "llama-server" else None
+            now = [each or n for n in chunks]
+            cells = sum(context - n + taken for context, n, taken in zip(contexts, chunks, now, strict=True))
+            seconds += STEP_S + CHUNK_S * len(now) + TOKEN_S * sum(n for n in now if n > 1) + CELL_S * cells
+            left = [(n - taken, context) for n, taken, context in zip(chunks, now, contexts, strict=True) if n > taken]
+            chunks, contexts = [n for n, _ in left], [context for _, context in left]
+        return seconds
+
     async def _steps(self):
         while self._waiting or self._serving:
             new, self._waiting = self._waiting, []
             serving = [*self._serving, *new]
             prompts = sum(one.prompt for one in new)
             contexts = [one.prompt + one.sent for one in serving]
-            took = STEP_S + CHUNK_S * len(serving) + TOKEN_S * prompts + CELL_S * sum(contexts)
+            took = self._seconds([*[1] * len(self._serving), *(one.prompt for one in new)], contexts)
             began = time.monotonic()
             await asyncio.sleep(self.factor * took)
             took = time.monotonic() - began
