@@ -185,8 +185,11 @@ class _Reader:
         if kind != _STRING and kind not in _SCALARS:
             kind, n = self._array(kind)
         if kind == _STRING:
+            # Vocabularies have 10^5 of them.
+            length, at, end = struct.Struct("<Q").unpack_from, self._at, len(self._data) - 8
             for _ in range(n):
-                self._take(*self._numbers("Q", 1))
+                at += 8 + (length(self._data, at)[0] if at <= end else 0)
+            self._take(at - self._at)
         else:
             self._take(struct.calcsize(f"<{_SCALARS[kind]}") * n)
 
