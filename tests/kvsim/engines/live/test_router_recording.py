@@ -120,7 +120,8 @@ def test_a_router_ends_with_the_command_that_is_killed(installed):
     ],
 )
 def test_what_goes_wrong_is_said_in_a_line(words, said, installed, monkeypatch):
-    monkeypatch.setattr("kvsim.engines.live.router_recording.ANSWER_S", 1.0)
+    if "step 0" in said:  # It waits for what never comes.
+        monkeypatch.setattr("kvsim.engines.live.router_recording.ANSWER_S", 1.0)
     assert said in complaint(command(*RECORD, *words))
     assert not list(installed.glob("*.jsonl.gz"))
 

@@ -177,7 +177,7 @@ def test_the_sending_is_bounded_in_time():
     began = time.monotonic()
     with fake_server(is_silent=True) as server, pytest.raises(SendingStopped, match=r"not done after 0\.2 s"):
         sent(server, [request(0)], limit_s=0.2)
-    assert time.monotonic() - began < 10  # The server would be silent for a minute.
+    assert time.monotonic() - began < 50  # The server would be silent for a minute.
 
 
 @pytest.mark.parametrize(

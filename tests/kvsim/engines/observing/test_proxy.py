@@ -411,21 +411,23 @@ def test_an_offer_to_change_the_protocol_is_no_change(out):
 
 def test_a_client_that_does_not_read_holds_the_server_up(upstream, out):
     """So that the proxy needs no memory for what nobody takes."""
-    sent = 0
+    sent, held_up = 0, threading.Event()
 
     def answer(connection):
         nonlocal sent
         receive(connection)
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
         connection.settimeout(1)
-        with contextlib.suppress(TimeoutError):
+        try:
             for _ in range(1000):
                 connection.sendall(b"x" * 10**6)
                 sent += 10**6
+        except TimeoutError:
+            held_up.set()
 
     with raw_server(answer) as url, observing(url, out) as observed, connected(observed.url) as connection:
         connection.sendall(b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n")
-        time.sleep(2)
+        assert held_up.wait(60)
     assert 0 < sent < 30 * 10**6
 
 
