@@ -7,6 +7,7 @@ header of a GGUF file.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,7 @@ def memory_shape(model: str) -> MemoryShape:
     if name.endswith(".json"):
         return _shape_of_file(Path(model))
     if name in shipped_configs():
-        entry = dict(shipped_configs()[name])
-        return shape_of_config(entry, name, entry.pop("source"))
+        return _shipped(name)
     try:
         if (Path(model) / "config.json").is_file():
             return _shape_of_file(Path(model) / "config.json")
@@ -61,6 +61,13 @@ def memory_shape(model: str) -> MemoryShape:
         f"no model called {model!r:.80}; {f'{hint} There' if hint else 'there'} are {', '.join(MODEL_NAMES)}, those of "
         "kvsim plan --list, and any config.json or FILE.gguf"
     )
+
+
+@cache
+def _shipped(name: str) -> MemoryShape:
+    """A shipped model's; a search for settings asks for it thousands of times."""
+    entry = dict(shipped_configs()[name])
+    return shape_of_config(entry, name, entry.pop("source"))
 
 
 def shape_name(model: str) -> str:
