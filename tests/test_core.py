@@ -115,7 +115,7 @@ def figures():
 
     told = []
     for name, scheduler, policy, keys in RUNS:
-        least = {"workload__sessions": 8} if name == "assistant" else {"workload__requests": 40}
+        least = {"workload__sessions": 4} if name == "assistant" else {"workload__requests": 20}
         world = kvsim.load_scenario(name, server__scheduler=scheduler, **least, **keys)
         for detail in ("requests", "tables"):
             result = kvsim.run(world, policy, detail=detail)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvsim import Recording, load_profile
+from kvsim import Recording, load_profile, recommend
+from kvsim.advice.recommend.search import SearchBudget
 from kvsim.advice.recommend.slo import read_slo
 from kvsim.advice.why.contrast import CAUSES
 from kvsim.costs.device_profiles import find_device_profile
@@ -275,10 +276,11 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def files(made, monkeypatch):
-    """That folder to be in; what was loaded from files is forgotten afterwards."""
+    """That folder to be in, where searches are short; what was loaded from files is forgotten afterwards."""
     monkeypatch.chdir(made)
     monkeypatch.setattr(plugins, "_files", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(recommend.__kwdefaults__, "budget", SearchBudget(24, 8, 4, 2, 2, 1))
     return made
 
 
