@@ -17,6 +17,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import hypothesis
 import numpy as np
+from hypothesis.internal.conjecture import providers
 from threadpoolctl import threadpool_limits
 
 from real_engine import load_model
@@ -32,6 +33,8 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("suite")
+# Nor may examples depend on which modules are loaded, whose constants hypothesis draws otherwise.
+providers._get_local_constants = providers.Constants
 
 np.ones((2, 2)) @ np.ones((2, 2))  # loads the library, so that there is something to limit
 threadpool_limits(1)
