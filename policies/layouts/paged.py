@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.cells.reads import padded_span, reads_of, table_reads
-from policies.content import NOTHING, Content, Key
+from policies.content import NOTHING, Content
+from policies.layouts.block_copies import BlockCopies
 from policies.paging.admission import Admission
 from policies.paging.admission_rules import admission_rule
 from policies.paging.block_manager import BlockManager
@@ -28,15 +29,12 @@ from policies.paging.host_chunks import HostChunks, OffloadOrder
 from policies.paging.host_offload import HostOffload, HostTier
 from policies.placement.blocks import BlockRule
 from policies.placement.rule import PlacementRule
-from policies.policy import AdmissionRuleName, CacheConfig, Kernel, Policy
+from policies.policy import AdmissionRuleName, CacheConfig, Kernel
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
-    Cells,
     Chunk,
-    Exported,
     Group,
-    HostCopy,
     IntArray,
     MicroBatch,
     Moves,
@@ -140,7 +138,7 @@ def _count_blocks(cells: int, block_size: int, null_block: bool) -> int:
     return n_blocks
 
 
-class PagedPolicy(Policy):
+class PagedPolicy(BlockCopies):
     """A block table for each sequence; a token's cell follows from its position."""
 
     # A shared block is copied before it is written to, but blocks that are not full are shared by ``copy`` alone, which
@@ -171,30 +169,25 @@ class PagedPolicy(Policy):
         blocks are found again by their content, from the moment they are scheduled. ``window``: attention of all layers
         looks back that many tokens, and blocks behind are given up; ``tail_only``: then only the last window of a
         prompt can be found again (vLLM's retention interval of 0). ``future``: what clairvoyant eviction looks at.
-        ``chunks``: what host memory has room for, where it is not for what is evicted.
-        ``one_run``: under ``sliced``, a sequence's blocks lie in one range of virtual addresses.
+        ``chunks``: what host memory has room for, where it is not for what is evicted. ``one_run``: under ``sliced``, a
+        sequence's blocks lie in one range of virtual addresses.
         """
-        n_blocks, reserved = _count_blocks(config.cells, block_size, null_block), int(null_block)
+        n_blocks = _count_blocks(config.cells, block_size, null_block)
         options = config.read(PagedOptions)
-        host_blocks = options.host_cells // block_size if chunks is None else 0
-        self.name = name
-        self.block_size = block_size
-        host = host_blocks if chunks is None else chunks.n * chunks.blocks_per_chunk
+        self.name, self.block_size = name, block_size
+        host = options.host_cells // block_size if chunks is None else chunks.n * chunks.blocks_per_chunk
         self.groups = (Group(n_blocks * block_size, window=window, host_cells=host * block_size),)
         self.kernel = config.kernel or kernel
-        self.prefix_cache = prefix_cache
-        self.window = window
+        self.prefix_cache, self.window = prefix_cache, window
         self.can_free_while_decoding = window is not None or prefix_cache
-        self.pool = BlockPool(n_blocks, free, first=reserved)
+        self.pool = BlockPool(n_blocks, free, first=int(null_block))
         self.blocks = BlockManager(self.pool, block_size, prefix_cache=prefix_cache, window=window, tail_only=tail_only)
-        self.capacity = self.blocks.capacity
-        self.tables = self.blocks.tables
+        self.capacity, self.tables = self.blocks.capacity, self.blocks.tables
         self.chunks = chunks
-        self.host = HostTier(host_blocks) if host_blocks else None
+        self.host = HostTier(host) if host and chunks is None else None
         self._offload = None if self.host is None else HostOffload(self.host, self.blocks)
         self._watermark = int(options.watermark * n_blocks)
-        self._n_ubatch = config.n_ubatch
-        self._future = future
+        self._n_ubatch, self._future = config.n_ubatch, future
         self.admission = Admission(
             name,
             self.blocks,
@@ -371,54 +364,6 @@ class PagedPolicy(Policy):
         """All ``n`` tokens, or 0 if blocks behind a window have been given up."""
         table = self.tables.get(seq)
         return 0 if table is None or table.skipped else min(n, table.length)
-
-    def export(self, seq: int, host: Cells | None = None) -> Exported | None:
-        """Copy the sequence's blocks to the host tier; None if the window has left some of them."""
-        return super().export(seq, host) if host is not None or self._offload is None else self._offload.export(seq)
-
-    def import_(self, seq: int, exported: Exported, *, upto: int = 0, waits: bool = False) -> tuple[HostCopy, ...]:
-        """Bring a sequence back, taking blocks that are still cached instead of copies."""
-        if self._offload is None:
-            return super().import_(seq, exported)
-        self._offload.import_(seq, exported, upto, self._watermark if waits else 0)
-        return ()
-
-    def drop_export(self, exported: Exported) -> None:
-        """Give up the host slots of a sequence."""
-        assert self._offload is not None
-        self._offload.drop_export(exported)
-
-    def fetch(self, content: Content, tokens: int) -> list[Key]:
-        """Bring a prefix from the host tier into free blocks, all of it or none; the keys of the blocks brought."""
-        if self._offload is None or not self.prefix_cache or self.window is not None:
-            return []
-        return self._offload.fetch(content, tokens, self._watermark)
-
-    def table_of(self, seq: int) -> Sequence[int]:
-        """The blocks that a sequence holds."""
-        return self.tables[seq].blocks
-
-    def expect(self, chunk: Chunk, *, whole: int = 0, waits: bool = False, besides: int = 0) -> bool:
-        """Take blocks that are copied into: vLLM's ``allocate_slots`` with ``delay_cache_blocks``."""
-        need = self.admission.need([chunk]) + (self._watermark if waits else 0)
-        if need + besides > len(self.pool.free):
-            return False
-        return self.admission.reserve(chunk, whole, waits, 0, 0, chunk.start)
-
-    def arrive(self, seq: int, tokens: int) -> None:
-        """Cache the blocks that have been copied into."""
-        table = self.tables[seq]
-        self.blocks.write(table, table.length, tokens)
-        self.blocks.cache_full_blocks(table, tokens)
-
-    def rename(self, seq: int, new: int) -> None:
-        """Give a sequence's table another number."""
-        table = self.tables[new] = self.tables.pop(seq)
-        table.seq = new
-
-    def settle_transfers(self) -> tuple[Transfer, ...]:
-        """Copies between the tiers that no micro-batch has carried yet, in order."""
-        return () if self._offload is None else self._offload.settle()
 
     def usage(self) -> Usage:
         """How full the pool is."""

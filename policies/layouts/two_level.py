@@ -7,6 +7,7 @@ one kind for all layers, as in vLLM until it had groups of layers, or several of
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
@@ -216,15 +217,8 @@ class TwoLevelPolicy(Policy):
     @property
     def max_sequence_tokens(self) -> int:
         """The most tokens of one sequence for which there are pages of all kinds."""
-        return self.block_size * self._most_blocks(lambda blocks: self._pages_for(blocks) < self.pages.n)
-
-    def _most_blocks(self, fit: Callable[[int], bool]) -> int:
-        """The most blocks of one kind of which it is true that as many of all kinds fit."""
-        least, most = 0, self.parts[0].pool.n
-        while least < most:
-            middle = (least + most + 1) // 2
-            least, most = (middle, most) if fit(middle) else (least, middle - 1)
-        return least
+        most = bisect_left(range(self.parts[0].pool.n), self.pages.n, key=lambda at: self._pages_for(at + 1))
+        return self.block_size * most
 
     # Admission
 
