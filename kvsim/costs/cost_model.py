@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvsim.costs.devices import Device, devices
+from kvsim.costs.devices import USUAL_BUS, Device, carried_gb_s, devices
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.profile import CopyCost, Profile
 from kvsim.errors import NoTimes, UserError
@@ -67,9 +67,8 @@ class CostModel:
         self._map_page_s = map_page_s
         self._link = link
         device = device or devices().get(profile.device or "")
-        usual = Device.model_fields
-        self._bus: str = usual["bus"].default if device is None else device.bus
-        rate: float = usual["bus_gb_s"].default if device is None else device.bus_gb_s
+        self._bus = USUAL_BUS if device is None else device.bus
+        rate = carried_gb_s(USUAL_BUS, 0.0) if device is None else device.bus_gb_s
         self._bus_bytes_per_s = None if profile.device is None else 1e9 * rate
         self.step_copies_s = 0.0
         """Seconds of copies to and from the host tier that passes waited for."""

@@ -15,8 +15,18 @@ from kvsim.errors import UserError, no_such
 from kvsim.files import MEGABYTE, text_of
 
 Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+USUAL_BUS = "PCIe 4.0 x16"
 DeviceKind = Literal["datacentre", "consumer", "apple", "amd", "instinct", "cpu"]
 """Kinds of devices: NVIDIA's for data centres and others, Apple's, AMD's and its Instinct ones, processors."""
+
+
+def carried_gb_s(bus: str, memory_gb_s: float) -> float:
+    """What a bus carries in each direction, 10**9 bytes/s: PCIe 4.0 x16 what was measured of it, other versions and
+    widths of PCIe in proportion to it, and a unified memory its own ``memory_gb_s``; what is unknown, PCIe 4.0 x16."""
+    if bus == "unified memory":
+        return memory_gb_s
+    found = re.fullmatch(r"PCIe (\d)\.0 x(\d+)", bus)
+    return 24.0 * 2.0 ** (int(found[1]) - 4) * int(found[2]) / 16 if found else 24.0
 
 
 class Device(BaseModel):
@@ -48,11 +58,10 @@ class Device(BaseModel):
     cpu_gb_s: Rate = 89.6
     """Bandwidth of the computer's own memory, 10**9 bytes/s, which llama.cpp's layers on the CPU are read from; unless
     said, that of two channels of DDR5-5600 (JESD79-5: 8 bytes * 5,600 million/s each)."""
-    bus: str = "PCIe 4.0 x16"
+    bus: str = USUAL_BUS
     """What connects it to that memory, by the data sheet."""
-    bus_gb_s: Rate = 24.0
-    """Bandwidth of copies over it in each direction, 10**9 bytes/s; unless said, of PCIe 4.0 x16 as measured, and those
-    of others in proportion to their data sheets."""
+    bus_gb_s: Rate = Field(default_factory=lambda said: carried_gb_s(said["bus"], said["bandwidth_gb_s"]))
+    """Bandwidth of copies over it in each direction, 10**9 bytes/s; unless said, ``carried_gb_s``."""
     source: str = ""
     """The data sheet, or who states the figures."""
     titles: tuple[str, ...] = ()

@@ -78,3 +78,15 @@ def test_a_file_that_describes_no_device_is_answered_in_a_line(tmp_path, text, s
     with pytest.raises(UserError, match=said) as found:
         device_named(str(tmp_path / "mine.toml"))
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("bus", "carried"), [("PCIe 5.0 x16", 48), ("PCIe 4.0 x8", 12), ("unified memory", 360), ("another", 24)]
+)
+def test_the_rate_of_a_bus_is_that_of_its_kind_unless_said(tmp_path, bus, carried):
+    (tmp_path / "my.toml").write_text(MINE + f'bus = "{bus}"\n')
+    (tmp_path / "said.toml").write_text(MINE + f'bus = "{bus}"\nbus_gb_s = 20\n')
+    assert (device_named(str(tmp_path / "my.toml")).bus_gb_s, device_named(str(tmp_path / "said.toml")).bus_gb_s) == (
+        carried,
+        20,
+    )
