@@ -9,39 +9,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.model.cache_groups import State
+from kvsim.model.gguf_tensors import GgufTensor
 
 if TYPE_CHECKING:
     from kvsim.model.model_config import ModelConfig
 
 
-class Matrix(NamedTuple):
-    """A matrix of a layer, or of all its experts."""
-
-    kind: str
-    """What ``llama-quantize`` takes it for by its name: ``attn_v``, ``ffn_down``, ``output``, ``other``, ..."""
-    row: int
-    """Numbers in a row: the inputs of the matrix."""
-    rows: int
-    """Its rows; of experts, those of all of them."""
-    experts: bool = False
-
-
 class Part(NamedTuple):
     """A part of a layer."""
 
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[GgufTensor, ...]
     vectors: int = 0
     """Numbers of all else: norms, biases, sinks, routers, the weights of convolutions. GGUF files have them in f32."""
 
     @property
     def numbers(self) -> int:
         """All its weights."""
-        return self.vectors + sum(matrix.row * matrix.rows for matrix in self.matrices)
+        return self.vectors + sum(matrix.numbers for matrix in self.matrices)
 
     @property
     def of_experts(self) -> int:
         """Those in matrices of experts."""
-        return sum(matrix.row * matrix.rows for matrix in self.matrices if matrix.experts)
+        return sum(matrix.numbers for matrix in self.matrices if matrix.experts)
 
 
 def attention(c: ModelConfig) -> Part:
@@ -49,14 +38,14 @@ def attention(c: ModelConfig) -> Part:
     family, d, q, kv = c.family, c.hidden_size, c.num_attention_heads * c.d_head, c.kv_heads * c.d_head
     # A gate for each number of the result comes with the queries.
     asked = 2 * q if family.gated_attention else q
-    found = [Matrix("attn_q", d, asked), Matrix("attn_k", d, kv), Matrix("attn_v", d, kv)]
+    found = [GgufTensor("attn_q", d, asked), GgufTensor("attn_k", d, kv), GgufTensor("attn_v", d, kv)]
     if family.fused:
-        found = [Matrix("attn_qkv", d, asked + 2 * kv)]
+        found = [GgufTensor("attn_qkv", d, asked + 2 * kv)]
     vectors = (asked + 2 * kv) * (family.qkv_bias or bool(c.attention_bias))
     vectors += d * (family.o_bias or (bool(c.attention_bias) and family.o_biased))
     norms = q + kv if family.whole_qk_norm else 2 * c.d_head
     vectors += norms * family.qk_norm + c.num_attention_heads * family.sinks
-    return Part((*found, Matrix("attn_output", q, d)), vectors)
+    return Part((*found, GgufTensor("attn_output", q, d)), vectors)
 
 
 def latent(c: ModelConfig) -> Part:
@@ -64,22 +53,26 @@ def latent(c: ModelConfig) -> Part:
     d, heads, rank = c.hidden_size, c.num_attention_heads, c.kv_lora_rank or 0
     nope, rope, v = c.qk_nope_head_dim or 0, c.qk_rope_head_dim or 0, c.v_head_dim or 0
     q, vectors = heads * (nope + rope), rank
-    found = [Matrix("attn_q", d, q)]
+    found = [GgufTensor("attn_q", d, q)]
     if c.q_lora_rank is not None:
-        found = [Matrix("other", d, c.q_lora_rank), Matrix("other", c.q_lora_rank, q)]
+        found = [GgufTensor("other", d, c.q_lora_rank), GgufTensor("other", c.q_lora_rank, q)]
         vectors += c.q_lora_rank
-    found += [Matrix("other", d, rank + rope), Matrix("other", nope, heads * rank), Matrix("other", rank, heads * v)]
-    return Part((*found, Matrix("attn_output", heads * v, d)), vectors)
+    found += [
+        GgufTensor("other", d, rank + rope),
+        GgufTensor("other", nope, heads * rank),
+        GgufTensor("other", rank, heads * v),
+    ]
+    return Part((*found, GgufTensor("attn_output", heads * v, d)), vectors)
 
 
 def mamba(c: ModelConfig) -> tuple[Part, State]:
     """Mamba (arXiv:2312.00752), as in Jamba and Falcon Mamba."""
     d, inner, size, rank = c.hidden_size, c.state_inner, c.state_size, c.state_rank
     found = (
-        Matrix("other", d, 2 * inner),
-        Matrix("other", inner, rank + 2 * size),
-        Matrix("other", rank, inner),
-        Matrix("other", inner, d),
+        GgufTensor("other", d, 2 * inner),
+        GgufTensor("other", inner, rank + 2 * size),
+        GgufTensor("other", rank, inner),
+        GgufTensor("other", inner, d),
     )
     norms = (rank + 2 * size) * c.state_norm
     vectors = inner * (c.state_kernel + 1) + inner * (size + 2) + norms
@@ -90,7 +83,7 @@ def mamba2(c: ModelConfig) -> tuple[Part, State]:
     """Mamba 2 (arXiv:2405.21060)."""
     d, inner, groups, size = c.hidden_size, c.state_heads * c.state_head, c.state_groups, c.state_size
     convolved, before = inner + 2 * groups * size, c.state_kernel - 1
-    found = (Matrix("other", d, inner + convolved + c.state_heads), Matrix("other", inner, d))
+    found = (GgufTensor("other", d, inner + convolved + c.state_heads), GgufTensor("other", inner, d))
     vectors = convolved * (c.state_kernel + 1) + 3 * c.state_heads + inner * c.state_norm
     state = State(
         "Mamba 2", before * convolved, inner * size, before * 2 * size, groups, recurrent_type=c.recurrent_type
@@ -103,10 +96,10 @@ def gated_delta_net(c: ModelConfig) -> tuple[Part, State]:
     d, heads, value = c.hidden_size, c.state_heads, c.state_heads * c.state_head
     convolved = 2 * c.state_groups * c.state_size + value
     found = (
-        Matrix("attn_qkv", d, convolved),
-        Matrix("other", d, value),
-        Matrix("other", d, 2 * heads),
-        Matrix("other", value, d),
+        GgufTensor("attn_qkv", d, convolved),
+        GgufTensor("other", d, value),
+        GgufTensor("other", d, 2 * heads),
+        GgufTensor("other", value, d),
     )
     vectors = convolved * c.state_kernel + 2 * heads + c.state_head
     state = State(
@@ -122,12 +115,13 @@ def kimi_delta(c: ModelConfig) -> tuple[Part, State]:
     """Kimi delta attention (arXiv:2510.26692), whose recurrent state vLLM keeps in f32 (``kda_state_dtype``)."""
     d, heads, head, value = c.hidden_size, c.state_heads, c.state_head, c.state_heads * c.state_head
     found = (
-        Matrix("attn_q", d, value),
-        Matrix("attn_k", d, value),
-        Matrix("attn_v", d, value),
-        *(Matrix("other", d, head), Matrix("other", head, value)) * 2,  # The gates of forgetting and of the result.
-        Matrix("other", d, heads),
-        Matrix("attn_output", value, d),
+        GgufTensor("attn_q", d, value),
+        GgufTensor("attn_k", d, value),
+        GgufTensor("attn_v", d, value),
+        *(GgufTensor("other", d, head), GgufTensor("other", head, value))
+        * 2,  # The gates of forgetting and of the result.
+        GgufTensor("other", d, heads),
+        GgufTensor("attn_output", value, d),
     )
     vectors = 3 * value * c.state_kernel + heads + value + head
     state = State("Kimi delta attention", 3 * (c.state_kernel - 1) * value, value * head, recurrent_type="f32")
@@ -138,7 +132,7 @@ def short_convolution(c: ModelConfig) -> tuple[Part, State]:
     """A gated convolution over a few tokens, as in LFM2."""
     d = c.hidden_size
     return (
-        Part((Matrix("other", d, 3 * d), Matrix("other", d, d)), d * c.state_kernel),
+        Part((GgufTensor("other", d, 3 * d), GgufTensor("other", d, d)), d * c.state_kernel),
         State("short convolution", (c.state_kernel - 1) * d, 0),
     )
 
@@ -146,7 +140,7 @@ def short_convolution(c: ModelConfig) -> tuple[Part, State]:
 def lightning(c: ModelConfig) -> tuple[Part, State]:
     """Lightning attention (arXiv:2401.04658), as in MiniMax-Text-01."""
     d, q = c.hidden_size, c.num_attention_heads * c.d_head
-    found = (Matrix("attn_qkv", d, 3 * q), Matrix("other", d, q), Matrix("attn_output", q, d))
+    found = (GgufTensor("attn_qkv", d, 3 * q), GgufTensor("other", d, q), GgufTensor("attn_output", q, d))
     return Part(found, q), State("lightning attention", 0, q * c.d_head)
 
 
@@ -181,18 +175,18 @@ def side_streams(c: ModelConfig) -> Part:
     d, streams, own, rank = c.hidden_size, c.altup_num_inputs, c.hidden_size_per_layer_input, c.laurel_rank
     shapes = ((d, rank), (rank, d), (d, own), (own, d))
     vectors = streams**2 * (streams + 1) + streams * d + 4 * d
-    return Part(tuple(Matrix("other", row, rows) for row, rows in shapes), vectors)
+    return Part(tuple(GgufTensor("other", row, rows) for row, rows in shapes), vectors)
 
 
 def side_inputs(c: ModelConfig) -> Part:
     """What Gemma 3n has outside of layers besides: a table of inputs for each layer, and projections of streams."""
     d, width = c.hidden_size, c.num_hidden_layers * c.hidden_size_per_layer_input
-    streams = (Matrix("other", d, d),) * (2 * (c.altup_num_inputs - 1))
-    table = Matrix("token_embd", width, c.vocab_size_per_layer_input)
-    return Part((table, Matrix("other", d, width), *streams), c.hidden_size_per_layer_input)
+    streams = (GgufTensor("other", d, d),) * (2 * (c.altup_num_inputs - 1))
+    table = GgufTensor("token_embd", width, c.vocab_size_per_layer_input)
+    return Part((table, GgufTensor("other", d, width), *streams), c.hidden_size_per_layer_input)
 
 
-def _network(c: ModelConfig, width: int, experts: int = 0) -> tuple[Matrix, ...]:
+def _network(c: ModelConfig, width: int, experts: int = 0) -> tuple[GgufTensor, ...]:
     """Gate, up and down, of one network or of all ``experts``; some families have no gate, or one matrix of both."""
     d, n = c.hidden_size, max(experts, 1)
     found = [("ffn_gate", d, width), ("ffn_up", d, width)]
@@ -200,4 +194,6 @@ def _network(c: ModelConfig, width: int, experts: int = 0) -> tuple[Matrix, ...]
         found = [("ffn_up", d, 2 * width)]
     elif not c.family.gated:
         found = found[1:]
-    return tuple(Matrix(kind, row, rows * n, experts > 0) for kind, row, rows in (*found, ("ffn_down", width, d)))
+    return tuple(
+        GgufTensor(kind, row, rows * n, experts=experts > 0) for kind, row, rows in (*found, ("ffn_down", width, d))
+    )

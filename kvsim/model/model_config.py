@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -262,13 +263,13 @@ class ModelConfig(BaseModel):
         if not self.tied:
             found.append(GgufTensor("output", self.hidden_size, self.vocab_size))
         if self.altup_num_inputs:
-            found += [GgufTensor(m.kind, m.row, m.rows) for m in side_inputs(self).matrices]
+            found += side_inputs(self).matrices
         layers: dict[Part, list[int]] = {}
         for layer, part in self.parts():
             layers.setdefault(part, []).append(layer)
         for part, where in layers.items():
             for m in part.matrices:
-                found.append(GgufTensor(m.kind, m.row, m.rows, tuple(where), m.experts, kept if m.experts else None))
+                found.append(replace(m, layers=tuple(where), stored=kept if m.experts else None))
         return tuple(found)
 
     def by_use(self) -> tuple[PassWeights, PassWeights, PassWeights]:
