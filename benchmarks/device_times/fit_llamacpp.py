@@ -20,6 +20,7 @@ from benchmarks.device_times.llamacpp_rows import rows
 from benchmarks.device_times.no_flash_attention import unfused
 from benchmarks.device_times.writing import write
 from kvsim.costs.efficiency import Efficiency, EngineEfficiency
+from kvsim.errors import counted
 from kvsim.model.memory_shapes import memory_shape
 
 SHARED = (
@@ -131,8 +132,8 @@ def fitted(table: pd.DataFrame) -> EngineEfficiency:
     tested = tested[tested["phase"] != "chunk"]
     whose = "our own" if (table["make"] == "hopper").all() else "published"
     source = (
-        f"{whose} llama-bench and llama-batched-bench results ({len(table)} of {table['device'].nunique()} devices "
-        f"with {table['model'].nunique()} models)"
+        f"{whose} llama-bench and llama-batched-bench results ({len(table)} of "
+        f"{counted(table['device'].nunique(), 'device')} with {table['model'].nunique()} models)"
     )
     states = tested["model"].map(lambda name: bool(memory_shape(name).states))
     found = {"all": errors(tested)} | ({"states": errors(tested[states])} if states.any() else {})

@@ -71,6 +71,8 @@ class Errors(Record):
     prompt_p90: float | None = None
     passes: int = 0
     """How many measurements these are of."""
+    one_device: bool = False
+    """Whether all are of one device, so that only models were left out."""
 
 
 class Unfused(Record):

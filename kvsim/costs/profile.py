@@ -467,9 +467,9 @@ class Profile(Fit):
         weights = f"weights in {self.weights}, " if self.weights else ""
         kept = f"K and V in {self.type_k}" if self.type_k == self.type_v else f"K in {self.type_k}, V in {self.type_v}"
         found = (
-            f"on devices and models left out of the fit, decode steps are within ±{errors.decode_median:.0%} (median) "
-            f"and ±{errors.decode_p90:.0%} (P90), prompts within ±{errors.prompt_median:.0%} and "
-            f"±{errors.prompt_p90:.0%}."
+            f"on {'' if errors.one_device else 'devices and '}models left out of the fit, decode steps are within "
+            f"±{errors.decode_median:.0%} (median) and ±{errors.decode_p90:.0%} (P90), prompts within "
+            f"±{errors.prompt_median:.0%} and ±{errors.prompt_p90:.0%}."
             if errors.passes
             else "no measured server of this kind: no error is known."
         )

@@ -9,6 +9,7 @@ from benchmarks.device_times.llamacpp_rows import FOLDER, rows
 from benchmarks.device_times.no_flash_attention import unfused
 from kvsim.costs.cpu_layers import ERRORS
 from kvsim.costs.efficiency import efficiencies
+from kvsim.errors import counted
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,8 @@ def test_llama_cpp_reaches_what_is_published(table, make):
     own = table[table["make"] == make]
     shipped = efficiencies()["llamacpp"][make]
     found = Fit(own).efficiency(shipped.errors, shipped.source)
-    assert f"({len(own)} of {own['device'].nunique()} devices" in shipped.source
+    assert f"({len(own)} of {counted(own['device'].nunique(), 'device')} with" in shipped.source
+    assert shipped.errors["all"].one_device == (own["device"].nunique() == 1)
     for part in ("matrices", "experts"):
         for group, one in getattr(shipped, part).items():
             again = getattr(found, part)[group].model_dump()

@@ -96,6 +96,13 @@ def test_every_answer_says_its_error():
     assert "vLLM's matrices in int4 were not measured: they are priced with the efficiency of fp8" in basis
 
 
+def test_models_alone_were_left_out_where_one_device_was_measured():
+    basis = find_device_profile("granite-4.0-h-small", "h100_sxm", engine="llamacpp").basis
+    assert "(150 of 1 device with 7 models); on models left out of the fit, decode steps are within" in basis
+    others = find_device_profile("llama-3.1-8b", "rtx4090", engine="llamacpp").basis
+    assert "on devices and models left out of the fit" in others
+
+
 def test_what_was_measured_comes_first():
     assert find_profile("llama-3.1-8b", "rtx4090") == "rtx4090-llama-3.1-8b"
     for other in ({"weights": "fp8"}, {"engine": "llamacpp"}, {"tp": 2}):
