@@ -39,6 +39,8 @@ class Exchange:
         self._bytes_per_s = gb_s * 1e9
         self._latency_s = latency_s
         self._replicas: list[Replica] = []
+        self._block_bytes = 0.0
+        """Of every server the same."""
         self._free_s: list[float] = []
         """When each server's card is free."""
         self.moved: list[Moved] = []
@@ -52,6 +54,8 @@ class Exchange:
         assert isinstance(scheduler, ApartVllm)
         scheduler.read = partial(self._read, len(self._replicas))
         self._replicas.append(replica)
+        # Once, since it takes longer to work out than a read to simulate.
+        self._block_bytes = self._block_bytes or replica.scenario.cache.block_size * replica.scenario.cell_bytes
         self._free_s.append(-math.inf)
         self.moved.append(Moved())
 
@@ -61,9 +65,8 @@ class Exchange:
 
     def seconds(self, blocks: int, by: int, of: int) -> float:
         """Seconds that blocks are on the link: a server with several devices has as many links."""
-        scenarios = [self._replicas[number].scenario for number in (by, of)]
-        links = min(each.machine.tensor_parallel for each in scenarios)
-        return blocks * scenarios[0].cache.block_size * scenarios[0].cell_bytes / (self._bytes_per_s * links)
+        links = min(self._replicas[number].scenario.machine.tensor_parallel for number in (by, of))
+        return blocks * self._block_bytes / (self._bytes_per_s * links)
 
     def _read(self, by: int, job: Job, source: Job, blocks: int, at_s: float) -> float:
         """Read blocks of another server from ``at_s`` on; when they have come, seconds."""
