@@ -107,9 +107,11 @@ def _fleet(saved: Saved) -> list[Section]:
         ),
         Column("met", "verdict"),
     ]
-    return [
-        Section(f"{fleet['replicas']} servers", tables=[Table("By router, with intervals", columns, fleet["behind"])])
-    ]
+    tables = [Table("By router, with intervals", columns, fleet["behind"])]
+    if (apart := fleet.get("apart")) is not None:
+        columns = [Column("to prefill", "prefill"), Column("to decode", "decode"), *columns]
+        tables.append(Table("With prefill and decode apart", columns, [apart]))
+    return [Section(f"{fleet['replicas']} servers", tables=tables)]
 
 
 def _interval(best: Saved, measure: str) -> Interval | None:

@@ -55,10 +55,13 @@ class DeviceAnswer:
     @property
     def replicas(self) -> int | None:
         """Servers that meet the service level at the load asked about; None if that is not known of any number."""
-        if self.met:
-            return 1
+        return 1 if self.met else None if self.several is None else self.several[0]
+
+    @property
+    def several(self) -> tuple[int, str] | None:
+        """The number of servers where one does not suffice, and what they are behind, or do, in words."""
         fleet = None if self.recommendation is None else self.recommendation.fleet
-        return fleet.replicas if fleet is not None and fleet.met else None
+        return None if fleet is None else fleet.needed
 
     @property
     def price_in_all(self) -> float | None:
@@ -200,9 +203,8 @@ class DeviceComparison(Advice):
         said = []
         for answer in needed:
             price = "" if answer.price_in_all is None else f" ({plain(answer.price_in_all, 3)} an hour)"
-            found = answer.recommendation
-            router = "" if found is None or found.fleet is None else f" behind {found.fleet.behind[0][0]}"
-            said.append(f"{counted(answer.replicas or 1, 'server')} of {self.name(answer)}{router}{price}")
+            n, how = answer.several or (1, "")
+            said.append(f"{counted(n, 'server')} of {self.name(answer)}{how}{price}")
         return f" This load takes {' or '.join(said)}."
 
     @property

@@ -9,6 +9,7 @@ from kvsim.advice.recommend.families import measured_range
 from kvsim.advice.recommend.trials import LOWEST_LOAD, most_doublings
 from kvsim.costs.memory_settings import ENGINE_TITLES
 from kvsim.errors import counted
+from kvsim.simulation.cluster.link import assumed_link
 
 if TYPE_CHECKING:
     from kvsim.advice.recommend.recommendation import Recommendation
@@ -32,6 +33,9 @@ def limits_of(found: Recommendation) -> list[str]:
     if found.interrupted and found.best:
         came = counted(len(found.best[0].outcomes), "replication")
         lines.append(f"interrupted {found.interrupted}: the figures come from {came}")
+    if found.fleet is not None and found.fleet.apart is not None:
+        assumed = assumed_link(found.fleet.apart.found.candidate.scenario)
+        lines.append(f"prefill and decode apart: {assumed}")
     lines += found.traffic.remarks
     if found.traffic.largest_factor < 1 / LOWEST_LOAD:
         most, users = 2.0 ** most_doublings(found.traffic), found.traffic.users

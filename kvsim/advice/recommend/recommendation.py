@@ -18,12 +18,14 @@ from kvsim.advice.recommend.advice import Advice
 from kvsim.advice.recommend.candidates import NOW, REASONS, SearchSpace
 from kvsim.advice.recommend.finalists import RULE, Finalist, RuledOut, TopTwo
 from kvsim.advice.recommend.fleet import Fleet
+from kvsim.advice.recommend.fleet_words import fleet_in_words
 from kvsim.advice.recommend.limits import limits_of
+from kvsim.advice.recommend.spoken import figures, spoken, spoken_load, title
 from kvsim.advice.recommend.trials import LOWEST_LOAD
 from kvsim.costs.memory_settings import Engine
 from kvsim.errors import counted
 from kvsim.experiments.estimates import UNKNOWN, Interval, paired_difference
-from kvsim.experiments.interval_text import plain, with_ends
+from kvsim.experiments.interval_text import plain
 from kvsim.experiments.shared_warnings import share_warnings
 from kvsim.model.engine_versions import LLAMACPP_B4666
 from kvsim.scenario.scenario import Scenario
@@ -136,7 +138,7 @@ class Recommendation(Advice):
         if not self.best:
             return f"Nothing can be recommended: {self._why_nothing()}."
         first = self.best[0]
-        figures = self._figures(first)
+        predicted = figures(first)
         command = f"{first.candidate.command} {command_line(first.candidate.flags)}".strip()
         if not first.candidate.flags:
             command = f"{first.candidate.label} (which no engine has)"
@@ -149,10 +151,10 @@ class Recommendation(Advice):
             missed = (
                 "Arrivals outpace service" if factor <= 1 else f"It misses {bound.text or bound.measure} most{times}"
             )
-            nearest = f"The nearest setting is {command}: predicted {figures}"
+            nearest = f"The nearest setting is {command}: predicted {predicted}"
             return f"Nothing meets {self.slo.text}. {nearest}. {missed}. {self._reduced_load(first)}."
         certainty = "" if first.verdict == "surely" else ", though this is not certain"
-        return f"Run {command}: predicted {figures}{certainty}. {self._sustained_load(first)}."
+        return f"Run {command}: predicted {predicted}{certainty}. {self._sustained_load(first)}."
 
     @property
     def compared(self) -> str:
@@ -163,7 +165,7 @@ class Recommendation(Advice):
         shown = (
             f"{ratio.value:.2f} × ({ratio.low:.2f} to {ratio.high:.2f}, paired)" if math.isfinite(ratio.high) else ""
         )
-        what = "the load of the second" if self.lead.measure == "load" else f"the second's {_title(self.lead.measure)}"
+        what = "the load of the second" if self.lead.measure == "load" else f"the second's {title(self.lead.measure)}"
         verb = "sustains" if self.lead.measure == "load" else "has"
         if not self.lead.distinguishable:
             margin = f": the first {verb} {shown} {what}" if shown else ""
@@ -174,29 +176,9 @@ class Recommendation(Advice):
 
     @property
     def fleet_in_words(self) -> str:
-        """How many servers meet the service level, and what the router is worth, in a sentence or two; empty if none
-        were looked for."""
-        fleet = self.fleet
-        if fleet is None:
-            return ""
-        (router, best), *others = fleet.behind
-        servers = "such servers" if fleet.place == 1 else f"servers with the settings of place {fleet.place}"
-        if not fleet.met:
-            return f"Not even {fleet.replicas} {servers} meet it behind any of {counted(1 + len(others), 'router')}."
-        worst = others[-1]
-        said = f"{fleet.replicas} {servers} behind {router} meet it: predicted {self._figures(best)}"
-        said += f"; behind {worst[0]} {self._figures(worst[1])}"
-        if fleet.one_less is not None:
-            less = counted(fleet.replicas - 1, "server")
-            said += f"; with {less} behind {router} {self._figures(fleet.one_less)}"
-        return f"{said}."
-
-    def _figures(self, found: Finalist) -> str:
-        """The bounded measures of a setting, in words."""
-        return ", ".join(
-            f"{_title(bound.measure)} {spoken(found.measures.get(bound.measure), bound.is_share)}"
-            for bound in self.slo.asked
-        )
+        """How many servers meet the service level, behind which router, together or apart; empty if none were looked
+        for."""
+        return "" if self.fleet is None else fleet_in_words(self.fleet)
 
     def _gain(self, fixed: Finalist) -> Interval | None:
         """How many times the load the best sustains that a fixed setting does; None where either sustains none."""
@@ -371,28 +353,6 @@ class Recommendation(Advice):
         return f"all {len(self.ruled_out):,} settings were ruled out: {REASONS[why.reason]} ({why.detail})"
 
 
-def spoken(interval: Interval | None, share: bool = False) -> str:
-    """Format a time in seconds, or a share, with its interval."""
-    if interval is None:
-        return "unknown"
-    if share:
-        return f"{interval.value:.1%}"
-    unit, scale = ("s", 1.0) if interval.value >= 1 else ("ms", 1000.0)
-    return with_ends(interval, scale, f" {unit}")
-
-
-def spoken_load(interval: Interval) -> str:
-    """Format a multiple of the load with its interval."""
-    return with_ends(interval, unit=" ×")
-
-
-def _title(measure: str) -> str:
-    if measure.endswith("_share"):
-        return measure.removesuffix("_share")
-    latency, statistic = measure.split("_")
-    return f"{latency.upper()} {statistic if statistic == 'mean' else statistic.upper()}"
-
-
 def _missed(f: Finalist) -> str:
     """Why a setting sustains no load."""
     outcome = next((o for o in f.outcomes if o.error), None)
@@ -401,7 +361,7 @@ def _missed(f: Finalist) -> str:
     bound, factor = f.worst
     if not bound.limit and (share := f.measures.get(bound.measure)):
         return (
-            f"{spoken(share, share=True)} of the requests {_title(bound.measure)} at this load, and some at every load"
+            f"{spoken(share, share=True)} of the requests {title(bound.measure)} at this load, and some at every load"
         )
     return f"{bound.text or bound.measure} is missed at every load, by {factor:.3g} × at this one"
 

@@ -5,7 +5,10 @@ from dataclasses import replace
 import pytest
 
 from kvsim import run
+from kvsim.advice.recommend.apart import find_apart
 from kvsim.advice.recommend.fleet import ROUTERS, find_fleet
+from kvsim.advice.recommend.server_trials import ServerTrials
+from kvsim.errors import counted
 from kvsim.reports.recommendation_report import recommendation_of
 from kvsim.scenario.scenario import load_scenario
 from tests.kvsim.advice.recommend.device_worlds import SMALL, ask_of_many
@@ -42,6 +45,33 @@ def test_it_is_said_in_words_and_in_a_table(overloaded):
     assert saved["fleet_in_words"] in recommendation_of(saved).conclusions
     (section,) = [each for each in recommendation_of(saved).sections if each.title == f"{fleet.replicas} servers"]
     assert [row["router"] for row in section.tables[0].rows] == [router for router, _ in fleet.behind]
+
+
+def test_the_servers_are_tried_with_prefill_and_decode_apart(overloaded):
+    fleet, saved = overloaded.fleet, overloaded.to_dict()
+    apart = fleet.apart
+    assert 2 <= apart.replicas <= fleet.replicas
+    assert apart.replicas == fleet.replicas or apart.meets
+    assert fleet.needed[0] == (apart.replicas if apart.better == "apart" else fleet.replicas)
+    meet = "meet it" if apart.meets else "do not meet it"
+    divided = f"{counted(apart.prefill, 'server')} to prefill behind least-load and {apart.decode} to decode"
+    assert f"With prefill and decode apart, {divided} {meet}" in saved["fleet_in_words"]
+    assert any(line.startswith("prefill and decode apart: assumed of the link between") for line in saved["limits"])
+    (section,) = [each for each in recommendation_of(saved).sections if each.title == f"{fleet.replicas} servers"]
+    assert [(row["prefill"], row["decode"]) for row in section.tables[1].rows] == [(apart.prefill, apart.decode)]
+    # The control: so many servers, run as a user would.
+    scenario = overloaded.traffic.part(apart.found.candidate.scenario, 0, 1.0, 1.0)[0]
+    assert scenario.cluster.roles == ("prefill",) * apart.prefill + ("decode",) * apart.decode
+    assert run(scenario).summary["ttft_s"]["p95"] == apart.found.outcomes[0].measures["ttft_p95"]
+
+
+def test_servers_that_cannot_be_divided_are_not_tried_apart(overloaded):
+    first = overloaded.best[0]
+    tiered = replace(first.candidate, scenario=load_scenario(first.candidate.scenario, cache__host_cells=4096))
+    trials = ServerTrials(replace(first, candidate=tiered), overloaded.traffic, overloaded.slo, 1, lambda _: None)
+    (found,) = trials.run([trials.divided(2, 1, "least-load")], range(1))
+    assert "and none in host memory, are read from other servers" in found.outcomes[0].error
+    assert find_apart(trials, "round-robin", {3: first}, range(1), range(1)) is None
 
 
 def test_of_devices_their_number_is_priced():
