@@ -68,6 +68,8 @@ class Diagnosis:
     """What predicted times rest on (``Profile.basis``)."""
     host_cache: bool | None = None
     """Whether the server used a host cache; None if that is not known."""
+    states: bool = False
+    """Whether a request mostly holds blocks of states, rather than of tokens."""
     scheduler: str | None = None
     """The scheduler that ran; None where that was not asked."""
     on_device: bool = False
@@ -108,7 +110,7 @@ class Diagnosis:
         """
         remedies = [remedy for each in self.failures for remedy in FAILURES.get(FailureKind(each["kind"]), ())]
         remedies += [remedy for cause in self._causes_to_remedy() for remedy in REMEDIES[cause]]
-        suitable = (remedy for remedy in remedies if remedy.suits(self.policy, self.host_cache))
+        suitable = (remedy for remedy in remedies if remedy.suits(self.policy, self.host_cache, states=self.states))
         return tuple(dict.fromkeys(self._here(suitable)))
 
     def _here(self, remedies: Iterable[Remedy]) -> Iterator[Remedy]:
@@ -229,7 +231,15 @@ def diagnose(result: Result, source: str) -> Diagnosis:
     router = "" if cluster is None else "; ".join(filter(None, [router_waits(cluster), link_waits(cluster)]))
     lost = lost_to_checkpoints(result.summary, result.scenario.server.ctx_checkpoints)
     known = replace(diagnosis, router=router, checkpoints=lost, basis=result.summary["basis"], host_cache=saves > 0)
-    return replace(known, scheduler=scheduler, on_device=on_device)
+    return replace(known, scheduler=scheduler, on_device=on_device, states=_mostly_states(result))
+
+
+def _mostly_states(result: Result) -> bool:
+    """Whether the mean request has more blocks of states than of tokens."""
+    groups, summary = result.scenario.cache.groups, result.summary
+    tokens = (summary["prompt_tokens"] + summary["output_tokens"]) / summary["requests"]
+    of_tokens: float = sum(tokens / group.block_size for group in groups if group.kind != "state")
+    return sum(group.kind == "state" for group in groups) > of_tokens
 
 
 def _without_free_slots(columns: Mapping[str, Any] | pd.DataFrame) -> dict[str, Any]:

@@ -65,12 +65,17 @@ class Remedy(NamedTuple):
     """The key of ``[cache]`` that the policy must use for the remedy to have an effect."""
     host_cache: bool | None = None
     """Whether it is one for llama-server's host cache, or for a layout's host tier; None where it is for neither."""
+    states: bool | None = None
+    """Whether it is one for blocks that mostly hold states, or for others; None where it is for both."""
 
-    def suits(self, policy: str, host_cache: bool | None = None) -> bool:
+    def suits(self, policy: str, host_cache: bool | None = None, *, states: bool = False) -> bool:
         """Whether it can change anything for a policy: the policy lacks it, and uses the key that it sets.
 
-        ``host_cache``: whether the server used a host cache; None if that is not known.
+        ``host_cache``: whether the server used a host cache; None if that is not known. ``states``: whether requests
+        mostly hold blocks of states.
         """
+        if self.states not in (None, states):
+            return False
         if self.host_cache is not None and host_cache is not None and self.host_cache != host_cache:
             return False
         preset = available().get(policy)
@@ -136,11 +141,26 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
             "store K and V in narrower types, so that the same memory holds more cells (measure the effect)",
             'cache.type_k = "q8_0" and cache.type_v = "q8_0", with more cache.cells',
             _NARROWER,
+            states=False,
+        ),
+        Remedy(
+            "store states in 16 bits where the model has them in 32: a request holds a block in each table, and blocks "
+            "are then about half as large (measure the effect)",
+            "kvsim plan --model MODEL --device DEVICE --engine vllm --mamba-ssm-cache-dtype float16",
+            (_vllm("--mamba-ssm-cache-dtype float16"),),
+            states=True,
+        ),
+        Remedy(
+            "use no prefix cache if few prefixes are shared: requests longer than a block then hold fewer states",
+            "cache.prefix_cache = false",
+            (_vllm("--no-enable-prefix-caching"),),
+            states=True,
         ),
         Remedy(
             "lower the context limit of a request, so that less memory is reserved for it",
             "server.slot_context, halved",
             (_llama("--ctx-size N --parallel M (N / M each)"), _vllm("--max-model-len N")),
+            states=False,
         ),
         Remedy(
             "use paging, which reserves only what is used",

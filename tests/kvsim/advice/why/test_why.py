@@ -1,6 +1,7 @@
 """Why requests slow down: every second has one cause, and constructed slowdowns are attributed to their cause."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -272,3 +273,21 @@ def test_a_swap_is_a_transfer():
     causes, result = breakdown(world, "paged")
     assert result.summary["host"]["bytes_in"] > 0
     assert causes["transfers_s"].sum() > 0
+
+
+def test_blocks_of_states_are_mended_by_narrower_states():
+    """Not where requests have no states, or are so long that they hold more blocks of tokens."""
+    pages = Path(__file__).parents[4] / "examples" / "hybrid-caches" / "pages.toml"
+    groups = [{"kind": "full", "block_size": 784}, *3 * ({"kind": "state", "block_size": 784},)]
+    prompt = {"kind": "fixed", "value": 5 * 784}
+    long = load_scenario(pages, cache__groups=groups, cache__cells=20 * 784, workload__prompt_tokens=prompt)
+    for world, told, untold in (
+        (pages, "--mamba-ssm", "--kv-cache"),
+        (crowded(), "--kv-cache", "--mamba-ssm"),
+        (long, "--kv-cache", "--mamba-ssm"),
+    ):
+        found = why(world, "vllm")
+        assert found.main.dominant == "cells"
+        options = " ".join(remedy.engine("vllm") for remedy in found.remedies)
+        assert told in options
+        assert untold not in options

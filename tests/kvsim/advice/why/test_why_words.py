@@ -168,7 +168,7 @@ OPTIONS = {
     "--no-cache-idle-slots --spec-draft-n-max",
     "vllm": "--max-num-seqs --max-num-batched-tokens --long-prefill-token-threshold --max-model-len --kv-cache-dtype "
     "--gpu-memory-utilization --num-gpu-blocks-override --enable-prefix-caching --enable-chunked-prefill "
-    "--kv-offloading-size --speculative-config",
+    "--kv-offloading-size --speculative-config --mamba-ssm-cache-dtype --no-enable-prefix-caching",
 }
 """The options of each version that remedies may name."""
 OPTIONS |= dict.fromkeys(("streams", "sliding-window", "hybrid"), OPTIONS["llama.cpp-b6975"])
