@@ -237,15 +237,26 @@ class ScenarioOptions(ServedOptions):
         """Which columns of a table are what, and the unit of its arrivals. Raises ``UserError``."""
         return {"columns": _columns(self.columns), "time": _time(self.time)}
 
-    def load(self, source: Scenario | None = None) -> Scenario:
-        """The scenario with what is replaced; ``source``: in place of the one that is named. Raises ``UserError``."""
+    def load(self, source: Scenario | None = None, *, under: str | None = None) -> Scenario:
+        """The scenario with what is replaced; ``source``: in place of the one that is named.
+
+        ``under``: the policy that it is run under, which it gets if its own cannot serve ``--model``. Raises
+        ``UserError``.
+        """
         from kvsim.scenario.scenario import given_profile, load_scenario
         from kvsim.scenario.trace_sections import TRACES, TraceWorkload
+        from kvsim.simulation.set_up import known_policy
 
         if source is None:
             warn(filter(None, [self._left_behind()]))
         scheduler = {} if self.scheduler is None else {"server__scheduler": self.scheduler}
-        loaded = load_scenario(source or self.base(self.scenario, "chat"), **self.served, **scheduler)
+        base, replaced = source or self.base(self.scenario, "chat"), {**self.served, **scheduler}
+        try:
+            loaded = load_scenario(base, **replaced)
+        except UserError:
+            if under is None or self.model is None:
+                raise
+            loaded = load_scenario(base, **replaced, cache__policy=known_policy(under))
         changes: dict[str, Any] = {}
         if self.seed is not None:
             changes["seed"] = self.seed

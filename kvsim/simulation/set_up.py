@@ -85,10 +85,16 @@ def chosen(scenario: Scenario, policy: str | PolicyFactory | None) -> tuple[Scen
     choice = policy if policy is not None else scenario.cache.policy
     if not isinstance(choice, str):
         return scenario.under(choice.name if isinstance(choice, Preset) else ""), choice
-    choice, known = current_name(choice), available()
-    if choice not in known:
-        raise UserError(why_left_out(choice) or no_such("policy", choice, known))
-    return scenario.under(choice), known[choice]
+    choice = known_policy(choice)
+    return scenario.under(choice), available()[choice]
+
+
+def known_policy(name: str) -> str:
+    """The present name of a policy. Raises ``UserError`` if there is none of that name."""
+    name, known = current_name(name), available()
+    if name not in known:
+        raise UserError(why_left_out(name) or no_such("policy", name, known))
+    return name
 
 
 def priced(

@@ -61,21 +61,21 @@ def compare(
     from kvsim.simulation.set_up import priced, profile_of
     from policies import in_group
 
+    load_plugins(plugin)
+    first = policy[0] if policy else None
     if draft_tokens is not None:
         from kvsim.experiments.draft_counts import compare_drafts
 
-        load_plugins(plugin)
         if policy is not None and len(policy) > 1:
             raise UserError("--draft-tokens: under one policy; name it with --policy")
         counts = [int(n) for n in _numbers("--draft-tokens", draft_tokens, r"\d{1,2}")]
         multiples = [float(x) for x in _numbers("--loads", loads, r"\d{1,4}(?:\.\d{1,4})?")]
-        answer(compare_drafts(of.load(), counts, policy[0] if policy else None, loads=multiples), as_json)
+        answer(compare_drafts(of.load(under=first), counts, first, loads=multiples), as_json)
         return
     plots = plots and not as_json  # There is no folder for them.
     ranked_up_to = share_of_requests("--max-failed", max_failed)
     chosen = preset_group(group)
-    load_plugins(plugin)
-    loaded = of.load()
+    loaded = of.load(under=first)
     total = (len(policy) if policy else len(in_group(chosen))) * loaded.build_workload().n_requests * replications
     profile_of(loaded)  # This and the next raise before a folder is made.
     choose(policy, in_group(chosen), lambda one: priced(loaded, one))

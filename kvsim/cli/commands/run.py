@@ -39,7 +39,7 @@ def run(
     from kvsim.simulation.run import run as run_scenario
 
     load_plugins(plugin)
-    loaded = of.load()
+    loaded = of.load(under=policy)
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
         result = run_scenario(loaded, policy, progress=progress, detail=detail.value, check=check)
     warn(result.warnings)

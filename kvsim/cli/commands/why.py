@@ -58,7 +58,7 @@ def why(
             found = diagnose(source, policy, progress=progress, **of.served)
             source = found.source
         else:
-            found = diagnose(of.load(), policy, progress=progress)
+            found = diagnose(of.load(under=policy), policy, progress=progress)
     words = [source or "", of.typed, *(f"--plugin {shlex.quote(str(path))}" for path in plugin or ())]
     found = replace(found, source=" ".join(filter(None, words)) or "chat")
     target = out / found.scenario if as_json else writable(out / found.scenario)

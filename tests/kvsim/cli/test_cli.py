@@ -467,6 +467,17 @@ def test_why_takes_what_run_takes(within, tmp_path):
     assert complaint(within("why", "results", "--seed", "3")) == "--seed: of a scenario; results has results"
 
 
+def test_a_policy_that_is_typed_makes_up_for_one_that_cannot_serve_the_model(within):
+    """The scenario's own keeps no states."""
+    served = ("agents", "--model", "qwen3.5-27b", "--device", "h200_sxm", "--requests", "3")
+    assert json.loads(succeeded(within("run", *served, "-p", "hybrid", "--json")))["policy"] == "hybrid"
+    assert complaint(within("run", *served)).startswith("agents: scenario: qwen3.5-27b: its layers keep states")
+    assert complaint(within("run", *served, "-p", "hybird")).startswith("no policy called 'hybird'")
+    assert complaint(within("why", *served, "-p", "hybrid", "--kv", "q9")).startswith(
+        "agents: scenario: --cache-type-k: no type"
+    )
+
+
 def test_what_a_device_replaces_in_a_file_is_said(within, tmp_path):
     own = """
 [workload]
