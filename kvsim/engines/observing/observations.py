@@ -84,7 +84,7 @@ class ObservationFile:
                     raise ValueError("another process writes to it") from None
             self._size, self._lines = found.st_size, 0
             self._torn = found.st_size > 0 and not _ends_with_newline(file)
-        except BaseException:
+        except BaseException:  # Interrupts too: only a file that is returned stays open.
             os.close(file)
             raise
         return file

@@ -150,7 +150,7 @@ class Observer:
         for frame in frames_of(pieces()):
             try:
                 self._take_end(frame, until)
-            except Exception as e:
+            except Exception as e:  # Whatever it is: further ends come, and this thread must take them.
                 self.fault(f"the end of a request could not be noted ({type(e).__name__})")
 
     def _take_end(self, frame: Frame, until: float) -> None:
@@ -205,7 +205,7 @@ class Observer:
         counted_later = False
         try:
             counted_later = self._write_line(watch)
-        except Exception as e:
+        except Exception as e:  # Whatever it is: lines of other requests must still be written.
             # What an OSError says is of the file; what others say may be of the text.
             why = (e.strerror or str(e)) if isinstance(e, OSError) else type(e).__name__
             self.fault(f"a line could not be written: {why}", lost=1)
@@ -280,7 +280,7 @@ class Observer:
                     self._write(amendment_of(watch, counts))
                     self.summary.counted[before.counted] -= 1
                     self.summary.counted[counts.counted] += 1
-            except Exception as e:
+            except Exception as e:  # Whatever it is: other counts wait for this thread.
                 self.fault(f"counts could not be written ({type(e).__name__})")
             finally:
                 watch.forget()
@@ -291,7 +291,7 @@ class Observer:
         """What the work gives; None if it fails, which is told as ``failed``."""
         try:
             return work()
-        except Exception as e:
+        except Exception as e:  # Whatever it is: the texts are others', and the line has room for what else is known.
             if tell:
                 self.fault(f"{failed} ({type(e).__name__})")
             return None

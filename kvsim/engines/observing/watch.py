@@ -106,7 +106,7 @@ class Watch:
         if self.fault is None:
             try:
                 _NOTED[frame.kind](self, frame)
-            except Exception as e:
+            except Exception as e:  # Whatever it is: the texts are others', and the request gets its line all the same.
                 self.fault = e
 
     def _sent(self, frame: Frame) -> None:
