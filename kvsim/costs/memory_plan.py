@@ -244,75 +244,43 @@ class Plan:
 def plan(
     model: str | MemoryShape,
     *,
-    ctx: int = 8192,
-    parallel: int = 1,
-    type_k: str = "f16",
-    type_v: str = "f16",
     engine: str | None = None,
-    ubatch: int = _LLAMACPP.n_ubatch,
     batch: int | None = None,
-    kv_unified: bool = _LLAMACPP.unified,
-    swa_full: bool = False,
-    flash_attn: bool = _LLAMACPP.flash_attention,
-    block_size: int = PRESENT["vLLM"].block_size,
     gpu_memory_utilization: float | None = None,
-    weights: str | None = None,
-    tensor_parallel: int = 1,
-    vllm_version: str = PRESENT["vLLM"].version,
-    n_gpu_layers: int | None = None,
-    n_cpu_moe: int = 0,
-    first_start: bool = False,
-    expert_parallel: int = 1,
-    prefix_caching: bool = True,
-    mamba_cache_dtype: str = "auto",
-    mamba_ssm_cache_dtype: str = "auto",
     memory: int | str | None = None,
     device: str | None = None,
     reserve: int | str | None = None,
+    **settings: Any,
 ) -> Plan:
     """Plan the memory of a model, given as a shipped name, a config.json, or a GGUF file.
 
-    ``ctx``: maximum tokens of each of ``parallel`` sequences. ``engine``: ``llamacpp`` or ``vllm``; by default both.
-    ``memory``: bytes, or a text such as 8GiB; or ``device``, a name of ``devices.toml``. ``reserve``: what of it driver
-    and others keep, in the same form; by default as usual on such a device. ``batch`` and
-    ``gpu_memory_utilization``: by default the engine's. The others are those of ``PlanSettings``. Raises ``UserError``.
+    ``engine``: ``llamacpp`` or ``vllm``; by default both. ``memory``: bytes, or a text such as 8GiB; or ``device``, a
+    name of ``devices.toml``. ``reserve``: what of it driver and others keep, in the same form; by default as usual on
+    such a device. ``batch`` and ``gpu_memory_utilization``: by default the engine's. ``settings``: the other fields of
+    ``PlanSettings``, among them ``ctx``, the maximum tokens of each of ``parallel`` sequences. Raises ``UserError``.
     """
     available = _available(memory, device)
     if batch is None:
         batch = _LLAMACPP.n_batch if device is None else serve_defaults(available, device)[0]
+    given = PlanSettings(batch=batch, **settings)
     if gpu_memory_utilization is None:
-        gpu_memory_utilization = profile_run(vllm_version).utilization
-    settings = PlanSettings(
-        ctx,
-        parallel,
-        type_k.lower(),
-        type_v.lower(),
-        min(ubatch, batch),  # As in llama.cpp.
-        batch,
-        kv_unified,
-        swa_full,
-        flash_attn,
-        block_size,
-        gpu_memory_utilization,
-        weights and weights.lower(),
-        tensor_parallel,
-        vllm_version,
-        n_gpu_layers,
-        n_cpu_moe,
-        first_start,
-        expert_parallel,
-        prefix_caching,
-        mamba_cache_dtype,
-        mamba_ssm_cache_dtype,
+        gpu_memory_utilization = profile_run(given.vllm_version).utilization
+    s = replace(
+        given,
+        type_k=given.type_k.lower(),
+        type_v=given.type_v.lower(),
+        ubatch=min(given.ubatch, batch),  # As in llama.cpp.
+        weights=given.weights and given.weights.lower(),
+        gpu_memory_utilization=gpu_memory_utilization,
     )
-    check_settings(settings, ubatch)
+    check_settings(s, given.ubatch)
     shape = memory_shape(model) if isinstance(model, str) else model
-    if weights is None and shape.default_type != own_type(shape):
-        settings = replace(settings, weights=shape.default_type)
-    check_weights(shape, settings.weights)
-    chosen, notes = _choose_engines(shape, settings, engine)
+    if s.weights is None and shape.default_type != own_type(shape):
+        s = replace(s, weights=shape.default_type)
+    check_weights(shape, s.weights)
+    chosen, notes = _choose_engines(shape, s, engine)
     reserved = parse_size(reserve, "--reserve") if isinstance(reserve, str) else reserve
-    made = Plan(shape, settings, chosen, (*notes, *_notes(shape, settings, chosen)), available, device, reserved)
+    made = Plan(shape, s, chosen, (*notes, *_notes(shape, s, chosen)), available, device, reserved)
     return replace(
         made,
         notes=(*made.notes, *_share_note(made), *_states_note(made), *_sequences_note(made), *_unit_note(made, memory)),
