@@ -147,12 +147,6 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
-def attributes_of(thing: object) -> dict[str, Any]:
-    """The attributes of an object by name; one of a compiled class has no ``__dict__``, but a list of their names."""
-    names: Sequence[str] = getattr(type(thing), "__mypyc_attrs__", ())
-    return {name: getattr(thing, name) for name in names if name != "__dict__"} | getattr(thing, "__dict__", {})
-
-
 def python(
     *arguments: str | Path, folder: Path = ROOT, path: Sequence[Path] = (), **env: str
 ) -> subprocess.CompletedProcess[str]:

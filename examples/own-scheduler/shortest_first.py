@@ -54,7 +54,7 @@ class ShortestFirst(SchedulerBase):
 
     def on_out_of_cells(self, reason, now):
         """Let the request admitted last wait again, so that the others have its cells."""
-        self._recorder.failed_allocations += 1
+        self._recorder.out_of_cells()
         self._complete([chunk for batch in reason.done for chunk in batch.chunks], now)
         if len(self.running) < 2:
             raise no_progress(now, [*self.running.values(), *self.waiting], self._policy, str(reason))

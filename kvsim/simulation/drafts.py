@@ -48,7 +48,7 @@ class Drafts:
         accepted, at, luck = 0, job.generated, self._luck_of(job)[0]
         while not hopeless and accepted < drafted and luck[at + accepted] < self._rates[accepted]:
             accepted += 1
-        self._recorder.verified(drafted, accepted)
+        self._recorder.counts.speculation.verified(drafted, accepted)
         return accepted
 
     def forget(self, job: Job) -> None:

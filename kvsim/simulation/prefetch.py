@@ -100,6 +100,6 @@ class Prefetcher:
             return
         transfers = self._policy.settle_transfers()
         seconds = self._backend.transfer(transfers)
-        self._recorder.transferred(transfers, ahead=True)
+        self._recorder.counts.host.transferred(transfers, ahead=True)
         self._channel_free_s = max(self._channel_free_s, self._env.now) + seconds
         self._on_the_way.append((self._channel_free_s, frozenset(brought)))

@@ -83,7 +83,7 @@ class Server:
                         yield from self._catch_up(now)
                     self._drop_ended()
             # Behind a step of rows no time passes before the next look, unless it waits for copies.
-            copies = recorder.host_prompts is not None or recorder.offloads
+            copies = recorder.host_prompts is not None or recorder.counts.host.chunks.servers > 0
             looks_soon = busy and scheduler.rule is not None and not copies
             if recorder.watches and not looks_soon:
                 recorder.cache(now, self._policy.usage())

@@ -244,17 +244,17 @@ def refuse_if_nothing_fits(scenario: Scenario, policy: Policy) -> None:
 
 def inferred(scenario: Scenario, profile: Profile, policy: Policy, recorder: Recorder) -> dict[str, str]:
     """What the run's times price without a measurement, and as what."""
-    found = profile.inferred(policy.kernel, recorder.moved_cells > 0)
+    found = profile.inferred(policy.kernel, recorder.counts.cache.moved_cells > 0)
     basis = cost_model(scenario, profile).host_copies_basis
-    tier = profile.device is not None and recorder.to_host_cells
-    if (recorder.host_saves or tier) and basis is not None:
+    tier = profile.device is not None and recorder.counts.host.cells_out
+    if (recorder.counts.host.saves or tier) and basis is not None:
         found["host_copies"] = basis
-    if recorder.to_disk_cells:
+    if recorder.counts.disk.cells_out:
         machine = scenario.machine
         found["disk"] = (
             f"at {machine.disk_gb_s:g} GB/s (machine.disk_gb_s) and {machine.disk_latency_s * 1e6:g} µs each"
         )
-    if recorder.mapped_pages:
+    if recorder.counts.cache.mapped_pages:
         stated = scenario.machine.map_page_us
         each = f"at {stated:g} µs for each page of a layer's K or V" if stated else "as if it took no time"
         found["mapping"] = f"{each} (machine.map_page_us)"

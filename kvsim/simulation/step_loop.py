@@ -136,9 +136,9 @@ class StepLoop:
                 stop = Stop.RELEASED
                 break
         rule.settle()
-        recorder.forward_passes += passes
-        recorder.scores += scores
-        recorder.useful_scores += useful_scores
+        recorder.counts.forward_passes += passes
+        recorder.counts.cache.scores += scores
+        recorder.counts.cache.useful_scores += useful_scores
         return steps, clock, stop
 
     def _step_beside_rows(self, step: Sequence[Chunk], rule: PlacementRule, now: float) -> Advance:

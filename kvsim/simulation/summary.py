@@ -209,63 +209,12 @@ def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict
     ``cell_bytes``: bytes of K and V in one cell, all layers. ``prefixes``: what the workload says about prompts that
     begin alike; if nothing, there is no hit rate.
     """
-    held = recorder.host_prompts
-    return {
-        **recorder.requests.latencies.summary(),
-        "queue": recorder.queue.summary(),
-        "cache": {
-            **recorder.cache_states.means(),
-            "scored_useful": recorder.useful_scores / recorder.scores if recorder.scores else None,
-            "failed_allocations": recorder.failed_allocations,
-            "batch_splits": recorder.batch_splits,
-            "compactions": recorder.compactions,
-            "move_runs": recorder.move_runs,
-            "moved_cells": recorder.moved_cells,
-            "moved_bytes": int(recorder.moved_cells * cell_bytes),
-            "mapped_pages": recorder.mapped_pages,
-        },
-        "context_shifts": recorder.context_shifts,
-        "preemptions": recorder.preemptions,
-        "recomputed_tokens": recorder.recomputed_tokens,
-        "prefix": {
-            "tokens": recorder.prefix_looked_up,
-            "found": recorder.prefix_found,
-            "hit_rate": hit_rate(recorder.prefix_found, recorder.prefix_looked_up, prefixes),
-        },
-        "host": {
-            "bytes_out": int(recorder.to_host_cells * cell_bytes),
-            "bytes_in": int(recorder.from_host_cells * cell_bytes),
-            "bytes_prefetched": int(recorder.prefetched_cells * cell_bytes),
-            "prefetch_wait_s": recorder.prefetch_wait_s,
-            "chunk_loads": recorder.chunk_loads if recorder.offloads else None,
-            "chunk_tokens": recorder.chunk_tokens,
-            "load_wait_s": recorder.load_wait_s,
-            "store_wait_s": recorder.store_wait_s,
-            "lookup_wait_s": recorder.lookup_wait_s,
-            "saves": recorder.host_saves,
-            "loads": recorder.host_loads,
-            "copy_s": recorder.host_copy_s,
-            "most_bytes": None if held is None else held.most_bytes,
-            "limit_bytes": None if held is None else held.limit_bytes or None,
-        },
-        "disk": {
-            "bytes_out": int(recorder.to_disk_cells * cell_bytes),
-            "bytes_in": int(recorder.from_disk_cells * cell_bytes),
-            "tokens": recorder.from_disk_cells,
-        },
-        "speculation": {
-            "drafts": recorder.checks,
-            "drafted_tokens": recorder.drafted_tokens,
-            "accepted_tokens": recorder.accepted_tokens,
-            "wasted_tokens": recorder.drafted_tokens - recorder.accepted_tokens,
-            "tokens_per_draft": 1 + recorder.accepted_tokens / recorder.checks if recorder.checks else None,
-            "drafting_s": recorder.drafting_s,
-        },
-        "checkpoints": {
-            "made": recorder.checkpoints_made,
-            "restored": recorder.checkpoints_restored,
-            "lost_tokens": recorder.checkpoint_lost_tokens,
-            "spared_tokens": recorder.checkpoint_spared_tokens,
-        },
-        "forward_passes": recorder.forward_passes,
+    counts, held = recorder.counts, recorder.host_prompts
+    told = counts.to_dict(cell_bytes)
+    told["cache"] = {**recorder.cache_states.means(), **told["cache"]}
+    told["prefix"]["hit_rate"] = hit_rate(counts.prefix.found, counts.prefix.tokens, prefixes)
+    told["host"] |= {
+        "most_bytes": None if held is None else held.most_bytes,
+        "limit_bytes": None if held is None else held.limit_bytes or None,
     }
+    return {**recorder.requests.latencies.summary(), "queue": recorder.queue.summary(), **told}

@@ -190,8 +190,8 @@ def serve_sessions(**keys):
 def test_shared_blocks_hold_the_right_tokens(eviction):
     recorder, wrong = serve_sessions(server__scheduler="vllm", cache__eviction=eviction, cache__cells=120)
     assert wrong == 0
-    assert recorder.prefix_found > 0
-    assert recorder.preemptions > 0
+    assert recorder.counts.prefix.found > 0
+    assert recorder.counts.preemptions > 0
 
 
 @pytest.mark.slow
@@ -206,8 +206,8 @@ def test_blocks_come_back_whole_from_the_host_tier(preemption, prefetch):
         cache__host_cells=400,
     )
     assert wrong == 0
-    assert min(recorder.to_host_cells, recorder.from_host_cells, recorder.preemptions) > 0
-    assert (recorder.prefetched_cells > 0) == (prefetch != "none")
+    assert min(recorder.counts.host.cells_out, recorder.counts.host.cells_in, recorder.counts.preemptions) > 0
+    assert (recorder.counts.host.cells_prefetched > 0) == (prefetch != "none")
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_blocks_come_back_whole_from_the_host_tier(preemption, prefetch):
 def test_a_kept_slot_continues_from_the_longest_common_prefix(policy):
     recorder, wrong = serve_sessions(cache__policy=policy, cache__cells=600, cache__window=64)
     assert wrong == 0
-    assert recorder.prefix_found > 0
+    assert recorder.counts.prefix.found > 0
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def served(name, engine_type=FixedTimeEngine, type_k="f32", **changes):
         text = prompt + engine.texts[job.request.id][len(prompt) :]
         wrong += engine.best[job.request.id] != best_without_cache(MODEL, text, len(prompt), policy.groups)
     assert len(recorder.requests.jobs) == 15
-    assert min(recorder.to_host_cells, recorder.from_host_cells) > 30, "nothing was tested"
+    assert min(recorder.counts.host.cells_out, recorder.counts.host.cells_in) > 30, "nothing was tested"
     return recorder, wrong
 
 
@@ -54,7 +54,7 @@ def served(name, engine_type=FixedTimeEngine, type_k="f32", **changes):
 def test_a_sequence_that_comes_back_goes_on_as_if_it_had_never_left(name):
     recorder, wrong = served(name)
     assert wrong == 0
-    assert recorder.prefix_found > 100
+    assert recorder.counts.prefix.found > 100
 
 
 @pytest.mark.parametrize("name", ["streams", "sliding-window"])
@@ -65,7 +65,7 @@ def test_in_divided_caches_too(name):
 def test_a_window_that_a_checkpoint_puts_back_is_as_it_was():
     """Nothing else is brought back from the host here."""
     recorder, wrong = served("sliding-window", server__cache_ram=0)
-    assert recorder.checkpoints_restored > 3
+    assert recorder.counts.checkpoints.restored > 3
     assert wrong == 0
 
 

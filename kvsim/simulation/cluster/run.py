@@ -28,6 +28,7 @@ from kvsim.simulation.cluster.replica import LocalClock, LocalInbox, Replica, le
 from kvsim.simulation.cluster.routers import Router, make_router
 from kvsim.simulation.cluster.routers.clairvoyant import Truth
 from kvsim.simulation.cluster.together import states_together, tables_together, waits_beside_free
+from kvsim.simulation.counts import PrefixCounts
 from kvsim.simulation.recorder import Detail, Recorder
 from kvsim.simulation.request_log import Progress, QueueMonitor, RequestLog
 from kvsim.simulation.result import Result
@@ -214,11 +215,12 @@ def _summary(
     first, together = replicas[0].scenario, Recorder(detail="requests", requests=log)
     together.queue = queue
     for replica in replicas:
-        together.add(replica.recorder)
+        together.counts.add(replica.recorder.counts)
     # What is read from another server is looked up twice, and found or not where it is to be computed.
-    computing = [replica.recorder for replica, role in zip(replicas, roles, strict=True) if role != "decode"]
-    together.prefix_looked_up = sum(recorder.prefix_looked_up for recorder in computing)
-    together.prefix_found = sum(recorder.prefix_found for recorder in computing)
+    together.counts.prefix = PrefixCounts()
+    for replica, role in zip(replicas, roles, strict=True):
+        if role != "decode":
+            together.counts.prefix.add(replica.recorder.counts.prefix)
     figures = summarize(together, first.cell_bytes, prefixes)
     figures["cache"] |= states_together([replica.recorder.cache_states for replica in replicas])
     found = [_of_one(replica, prefixes) for replica in replicas]
@@ -259,7 +261,8 @@ def _summary(
 def _of_one(replica: Replica, prefixes: Prefixes) -> dict[str, Any]:
     """The figures of one server, ready for JSON."""
     recorder, fared = replica.recorder, replica.recorder.requests.latencies.summary()
-    computed = fared["prompt_tokens"] + fared["output_tokens"] - recorder.prefix_found + recorder.recomputed_tokens
+    counts, prefix = recorder.counts, recorder.counts.prefix
+    computed = fared["prompt_tokens"] + fared["output_tokens"] - prefix.found + counts.recomputed_tokens
     scheduler = replica.server.scheduler
     if isinstance(scheduler, ApartVllm):
         computed -= scheduler.tokens_read
@@ -268,8 +271,8 @@ def _of_one(replica: Replica, prefixes: Prefixes) -> dict[str, Any]:
         "cells": replica.scenario.context_cells,
         **{key: fared[key] for key in ("requests", "failed", "prompt_tokens", "output_tokens")},
         "computed_tokens": computed,
-        "hit_rate": hit_rate(recorder.prefix_found, recorder.prefix_looked_up, prefixes),
-        "preemptions": recorder.preemptions,
+        "hit_rate": hit_rate(prefix.found, prefix.tokens, prefixes),
+        "preemptions": counts.preemptions,
         "utilization_mean": recorder.cache_states.means()["utilization_mean"],
         **{key: fared[key] for key in ("ttft_s", "tpot_s", "e2e_s")},
     }

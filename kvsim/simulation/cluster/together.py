@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.simulation.recorder import CacheStates
+from kvsim.simulation.cache_states import CacheStates
 from kvsim.simulation.run_tables import SHARES, STATES, KeptStates, Table, Tables
 
 Values = TypeVar("Values", float, NDArray[np.float64])

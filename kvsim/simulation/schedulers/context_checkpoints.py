@@ -78,7 +78,7 @@ class ContextCheckpoints:
                 found = min(after, checkpoint.tokens)
                 self._note("restored_checkpoint", slot, checkpoint, n_past=found)
             message = max((at for at in job.request.user_starts if at <= held), default=0)
-            self._recorder.found_checkpoint(held, found, message)
+            self._recorder.counts.checkpoints.sought(held, found, message)
         for checkpoint in [*slot.checkpoints]:
             if checkpoint.saved.last > after:
                 slot.checkpoints.remove(checkpoint)
@@ -137,7 +137,7 @@ class ContextCheckpoints:
         # Slots and entries of the host cache share it: its cells are free when the last of them has given it up.
         weakref.finalize(made, self._host.give_back, host)
         kept.append(made)
-        self._recorder.checkpoints_made += 1
+        self._recorder.counts.checkpoints.made += 1
         self._note("checkpoint", slot, made, number=len(kept), most=self._most)
 
     def _thin_out(self, slot: Slot, job: Job) -> None:

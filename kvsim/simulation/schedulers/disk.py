@@ -32,7 +32,7 @@ class Disk:
         for copy in self._chunks.begun:
             began_s = max(self._free_s[copy.to_disk], at_s)
             self._ends_s[copy.number] = self._free_s[copy.to_disk] = began_s + copy.files * self._file_s
-            self._recorder.filed(copy.files * self._tokens, to_disk=copy.to_disk)
+            self._recorder.counts.disk.copied(copy.files * self._tokens, copy.to_disk)
         self._chunks.begun.clear()
         while len(self._answers_s) < len(self._chunks.unanswered):
             self._answers_s.append(at_s + self._latency_s)

@@ -59,7 +59,7 @@ class LlamaServer(SlotServer):
 
     def on_out_of_cells(self, reason: OutOfCells, now: float) -> None:
         """Purge an idle slot; with none left halve ``n_batch``; at 1 fail every request in a slot, and empty these."""
-        self._recorder.failed_allocations += 1
+        self._recorder.out_of_cells()
         done = [chunk for batch in reason.done for chunk in batch.chunks]
         if not done and self._limit > 1 and self._purge_one():
             self._log("no_room", n_batch=self._limit)
@@ -279,7 +279,7 @@ class EarlyLlamaServer(SlotServer):
 
     def on_out_of_cells(self, reason: OutOfCells, now: float) -> None:
         """Halve ``n_batch``; at 1 fail every request in a slot."""
-        self._recorder.failed_allocations += 1
+        self._recorder.out_of_cells()
         if self._limit == 1:
             error = "Input prompt is too big compared to KV size. Please try increasing KV size."
             self._fail_all(reason, now, error, empties=not self._scenario.server.keep_idle_slots)

@@ -182,7 +182,7 @@ class SlotServer(SlotTasks):
         job.content = job.content.without(keep, keep + discard)
         job.computed -= discard
         job.discarded += discard
-        self._recorder.context_shifts += 1
+        self._recorder.counts.context_shifts += 1
 
     def _n_keep(self, job: Job) -> int:
         """Tokens at the beginning of its slot that a request wants to be kept."""

@@ -108,7 +108,7 @@ class Static(SchedulerBase):
 
     def on_out_of_cells(self, reason: OutOfCells, now: float) -> None:
         """Put the last request that still runs back to wait; if it is alone, it can never be served."""
-        self._recorder.failed_allocations += 1
+        self._recorder.out_of_cells()
         if self._decoding is not None:
             self._decoding.leave_all()
             self.rule = None

@@ -276,7 +276,7 @@ class Vllm(SchedulerBase):
 
     def on_out_of_cells(self, reason: OutOfCells, now: float) -> None:
         """Preempt the last of the running; if it is alone and holds nothing, it can never be served."""
-        self._recorder.failed_allocations += 1
+        self._recorder.out_of_cells()
         self._leave_all_rows()
         if reason.done:
             self._complete([chunk for batch in reason.done for chunk in batch.chunks], now)

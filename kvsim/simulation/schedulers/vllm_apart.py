@@ -150,7 +150,7 @@ class ApartVllm(OffloadingVllm):
         # What was read was not found in this server's own cache.
         read = held - self._found.pop(job, held)
         self.tokens_read += read
-        self._recorder.prefix_found -= read
+        self._recorder.counts.prefix.found -= read
         job.cached -= read
 
     def cancel(self, job: Job, now: float) -> None:

@@ -145,7 +145,7 @@ class AsyncVllm(Vllm):
     def on_out_of_cells(self, reason: OutOfCells, now: float) -> None:
         """Wait for what ended requests hold; else preempt."""
         if self._ending and not reason.done:
-            self._recorder.failed_allocations += 1
+            self._recorder.out_of_cells()
             self._leave_all_rows()
             self._catch_up(0)
         else:
@@ -291,7 +291,7 @@ class AsyncVllm(Vllm):
             return
         self._running.remove(job)
         self._policy.note_preemption()
-        self._recorder.preemptions += 1
+        self._recorder.counts.preemptions += 1
         job.preemptions += 1
         self._requeue(job)
 

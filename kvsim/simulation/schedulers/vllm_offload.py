@@ -140,7 +140,7 @@ class OffloadingVllm(Vllm):
         """What says what is loaded and stored."""
         chunks = self._policy.chunks
         assert chunks is not None
-        self._recorder.offloads = True
+        self._recorder.counts.host.chunks.servers = 1
         return Offloading(self._policy, chunks, caching=scenario.cache.prefix_cache)
 
     # Steps and copies
@@ -195,7 +195,7 @@ class OffloadingVllm(Vllm):
         began = max([now, *(self._ends_s[number] for number in copies.flushed)])
         self._launch_copies(copies.loads, began)
         self._copies_s = max(self._copies_s, began - now)
-        self._recorder.store_wait_s += began - now
+        self._recorder.counts.host.chunks.store_wait_s += began - now
         self._composed = [copy for copy in copies.stores if copy.number not in copies.flushed]
         self._composed_s = now
         if step or self.rule is not None:
@@ -230,7 +230,7 @@ class OffloadingVllm(Vllm):
             transfers = copy.transfers(self._policy.block_size)
             began_s = max(self._link_free_s[copy.to_host], at_s)
             self._ends_s[copy.number] = self._link_free_s[copy.to_host] = began_s + self._backend.transfer(transfers)
-            self._recorder.transferred(transfers)
+            self._recorder.counts.host.transferred(transfers)
 
     def _complete(self, step: Sequence[Chunk], now: float) -> None:
         if step or self.rule is not None:
@@ -240,7 +240,7 @@ class OffloadingVllm(Vllm):
     def _count_step(self, progressed: bool, now: float) -> None:
         """Raise ``Livelock`` if no request will ever get further; waiting for copies is no sign of that, unless chunks
         that are read from the disk displace each other for ever, since host memory cannot hold those of one text."""
-        read = self._recorder.from_disk_cells
+        read = self._recorder.counts.disk.cells_in
         if progressed:
             self._read_before = read
         if not self.offload.busy or read - self._read_before > _READ_IN_VAIN * self._policy.groups[0].host_cells:
@@ -325,7 +325,7 @@ class OffloadingVllm(Vllm):
         if more is None:
             self._sought_s.setdefault(job, now)
         else:
-            self._recorder.lookup_wait_s += now - self._sought_s.pop(job, now)
+            self._recorder.counts.host.chunks.lookup_wait_s += now - self._sought_s.pop(job, now)
         policy.open(seq, self._plan(job))
         entry = _Load(seq, held, now, ended=more == 0, found=True)
         if more is None:
@@ -432,13 +432,13 @@ class AsyncOffloadingVllm(OffloadingVllm, AsyncVllm):
         return False
 
     def _serve_running(self, step: dict[int, Chunk]) -> bool:
-        preempted = self._recorder.preemptions
+        preempted = self._recorder.counts.preemptions
         try:
             return super()._serve_running(step)
         except _StillInFlight:
             self._held_up = True
             self._left = self._budget - sum([chunk.n for chunk in step.values()])
-            return self._recorder.preemptions == preempted
+            return self._recorder.counts.preemptions == preempted
 
     def _serve_others(self, step: dict[int, Chunk], left: int) -> int | None:
         try:

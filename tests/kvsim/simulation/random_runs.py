@@ -13,12 +13,8 @@ from kvsim.simulation.run_tables import Table, requests_table
 from kvsim.simulation.set_up import build_policy, cost_model, ledger_for
 from policies.cells.region_search import SEARCHES
 from policies.layouts.paged import PagedPolicy
-from tests.worlds import attributes_of
 
 PROFILE = load_profile("default")
-COUNTS = [name for name, value in attributes_of(Recorder()).items() if isinstance(value, int) and name[0] != "_"]
-
-
 HOST_CACHES = st.fixed_dictionaries(
     {
         "cache_ram": st.sampled_from([8192, 1, 0, -1]),
@@ -130,7 +126,6 @@ def outcome(scenario, name, *, most_steps=1 << 62, detail="tables"):
         drive(scenario, policy, backend, recorder, PROFILE, most_steps=most_steps)
     except (Livelock, UserError) as e:
         return str(e)
-    counts = {count: getattr(recorder, count) for count in COUNTS}
     cells = [(policy.occupancy(g).position.tolist(), policy.occupancy(g).owners) for g in range(len(policy.groups))]
     if isinstance(policy, PagedPolicy):
         # When all requests have ended, only the order of the free blocks still tells which of them had which.
@@ -140,4 +135,4 @@ def outcome(scenario, name, *, most_steps=1 << 62, detail="tables"):
     requests = requests_table(log.jobs).to_csv()
     order = [job.request.id for job in log.jobs]
     means = repr(recorder.cache_states.means())
-    return counts, cells, policy.usage(), seen, order, requests, means, tables
+    return recorder.counts, cells, policy.usage(), seen, order, requests, means, tables

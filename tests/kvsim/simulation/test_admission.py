@@ -32,7 +32,7 @@ def test_a_stated_limit_is_the_most_that_a_sequence_may_hold():
     """The last token is never computed."""
     for policy, cells in (("hf-reserved", 24), ("paged", 28)):
         world = paged(6, cache__policy=policy, cache__cells=cells)
-        assert tell(world, THREE[:2]).recorder.preemptions == 0
+        assert tell(world, THREE[:2]).recorder.counts.preemptions == 0
 
 
 def test_without_a_stated_limit_a_slot_s_context_is_reserved():
@@ -42,9 +42,9 @@ def test_without_a_stated_limit_a_slot_s_context_is_reserved():
 
 def test_no_evict_starts_as_many_as_can_end():
     as_it_fits = tell(paged(6), THREE)
-    assert as_it_fits.recorder.preemptions > 0
+    assert as_it_fits.recorder.counts.preemptions > 0
     story = tell(paged(6, cache__admission="no-evict"), THREE)
-    assert story.recorder.preemptions == story.recorder.recomputed_tokens == 0
+    assert story.recorder.counts.preemptions == story.recorder.counts.recomputed_tokens == 0
     assert [len(step) for step in story.steps] == [2] * 9 + [1] * 9
 
 

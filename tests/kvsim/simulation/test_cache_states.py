@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.simulation.recorder import CacheStates
+from kvsim.simulation.cache_states import CacheStates
 from kvsim.simulation.run_tables import STATES
 from policies import Usage
 from policies.placement.rule import PlacementRule

@@ -27,20 +27,20 @@ def parts(story, request):
 def test_a_prompt_is_cut_near_its_end_and_before_its_last_user_message():
     story = tell(hybrid(), [asks(0, (1, 0, 40), users=(0, 10, 20))])
     assert parts(story, 0) == [(0, 8), (8, 2), (10, 8), (18, 2), (20, 8), (28, 8), (36, 4)]
-    assert story.recorder.checkpoints_made == 4  # After 10, 20, 28 and 36 tokens.
+    assert story.recorder.counts.checkpoints.made == 4  # After 10, 20, 28 and 36 tokens.
 
 
 def test_without_checkpoints_nothing_is_cut():
     story = tell(hybrid(server__ctx_checkpoints=0), [asks(0, (1, 0, 40), users=(0, 20))])
     assert parts(story, 0) == [(start, 8) for start in range(0, 40, 8)]
-    assert story.recorder.checkpoints_made == 0
+    assert story.recorder.counts.checkpoints.made == 0
 
 
 def test_user_messages_too_close_to_the_last_checkpoint_are_passed_over():
     """The batch still ends at 20, since there is no checkpoint while it is composed; then that at 10 is too close."""
     story = tell(hybrid(server__checkpoint_min_step=15), [asks(0, (1, 0, 70), users=(0, 10, 20, 25, 30, 40, 50))])
     assert {start for start, _ in parts(story, 0)} >= {10, 20, 30, 50, 58, 66}
-    assert story.recorder.checkpoints_made == 5  # All of these but 20.
+    assert story.recorder.counts.checkpoints.made == 5  # All of these but 20.
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_another_answer_to_an_edited_message_goes_on_from_the_checkpoint_before_
     ]
     story = tell(hybrid(**keys), requests)
     assert story.jobs[1].cached == found
-    assert story.recorder.checkpoint_lost_tokens == 25 - found
-    assert story.recorder.checkpoint_spared_tokens == 20 - found
+    assert story.recorder.counts.checkpoints.lost_tokens == 25 - found
+    assert story.recorder.counts.checkpoints.spared_tokens == 20 - found
 
 
 def test_the_same_prompt_begins_four_tokens_before_its_end_and_a_longer_one_at_its_end():
@@ -84,7 +84,7 @@ def test_their_bytes_count_in_the_host_cache():
     """Each state has 1 MiB, of which there are three checkpoints and one with the cells."""
     requests = [asks(0, (1, 0, 40), users=(0, 20)), asks(1, (2, 0, 40), users=(0, 20))]
     kept = [tell(hybrid(server__cache_ram=limit, model__state_mib=1.0), requests) for limit in (3, 6)]
-    assert [story.recorder.host_saves for story in kept] == [0, 1]
+    assert [story.recorder.counts.host.saves for story in kept] == [0, 1]
 
 
 def test_a_state_is_as_large_as_the_models_unless_stated():

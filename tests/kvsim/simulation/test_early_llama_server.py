@@ -230,7 +230,7 @@ def test_a_full_slot_drops_half_of_what_is_behind_the_tokens_that_are_kept():
     assert story.steps[:5] == [[(0, 0, 14)], [(0, 14, 1)], [(0, 10, 1)], [(0, 11, 1)], [(0, 12, 1)]]
     assert story.steps[5:] == [[(1, 13, 1)]]
     assert (story.jobs[0].status, story.jobs[0].generated) == ("completed", 5)
-    assert story.recorder.context_shifts == 1
+    assert story.recorder.counts.context_shifts == 1
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_n_batch_stays_halved_until_the_end_of_the_batch():
     story = tell(world, requests)
     assert story.steps[:6] == [[(i, 0, 12)] for i in range(3)] + [[(i, 7, 1)] for i in range(3, 6)]
     assert story.steps[6:] == [[(6, 0, 4)], [(6, 4, 4)], [(6, 8, 4)], [(7, 0, 8)]]
-    assert (story.recorder.failed_allocations, story.recorder.batch_splits) == (2, 2)
+    assert (story.recorder.counts.cache.failed_allocations, story.recorder.counts.cache.batch_splits) == (2, 2)
 
 
 def test_what_was_placed_before_a_micro_batch_found_no_room_is_placed_again():

@@ -43,7 +43,7 @@ def test_a_slot_is_chosen_by_the_prefix_that_it_keeps_else_the_one_used_longest_
     assert story.steps == [[(0, 0, 8)], [(1, 0, 8)], [(2, 8, 4)], [(3, 4, 8)], [(4, 0, 12)], [(5, 7, 1)]]
     assert slots_of(story) == [1, 0, 1, 0, 1, 0]
     assert each(story, "cached") == [0, 0, 8, 4, 0, 7]
-    assert (story.recorder.prefix_found, story.recorder.prefix_looked_up) == (19, 60)
+    assert (story.recorder.counts.prefix.found, story.recorder.counts.prefix.tokens) == (19, 60)
 
 
 def test_a_slot_must_keep_more_than_the_share_that_is_asked_for():
@@ -297,30 +297,33 @@ def test_users_who_share_a_system_prompt_find_their_own_history_through_the_host
     story = tell(hosted(), list(two_users(6)))
     assert set(slots_of(story)) == {3}
     assert each(story, "cached") == [0, 4, 10, 10, 16, 16]
-    assert (story.recorder.host_saves, story.recorder.host_loads) == (5, 4)
-    assert (story.recorder.to_host_cells, story.recorder.from_host_cells) == (10 + 10 + 16 + 16 + 22, 10 + 10 + 16 + 16)
+    assert (story.recorder.counts.host.saves, story.recorder.counts.host.loads) == (5, 4)
+    assert (story.recorder.counts.host.cells_out, story.recorder.counts.host.cells_in) == (
+        10 + 10 + 16 + 16 + 22,
+        10 + 10 + 16 + 16,
+    )
 
 
 def test_nothing_is_saved_where_the_slot_keeps_half_of_what_it_holds():
     requests = [says(0, 0.0, (1, 0, 8)), says(1, 10.0, (1, 0, 4), (2, 0, 4)), says(2, 20.0, (1, 0, 3), (3, 0, 4))]
     story = tell(hosted(1), requests)
     assert each(story, "cached") == [0, 4, 3]
-    assert story.recorder.host_saves == 1, "4 of 8 tokens are half of them, 3 of 8 are less"
+    assert story.recorder.counts.host.saves == 1, "4 of 8 tokens are half of them, 3 of 8 are less"
 
 
 def test_idle_slots_are_saved_once_and_emptied_where_all_share_one_cache():
     requests = [says(number, 10.0 * number, (number, 0, 8)) for number in range(4)]
     again = says(4, 40.0, (0, 0, 8), (9, 0, 2))
     divided = tell(hosted(2), [*requests[:3], again])
-    assert (divided.recorder.host_saves, divided.recorder.host_loads) == (3, 1)
+    assert (divided.recorder.counts.host.saves, divided.recorder.counts.host.loads) == (3, 1)
     policy = build_policy(hosted(cache__unified=True))
     unified = tell(hosted(cache__unified=True), [*requests, again], policy)
     assert each(unified, "cached") == [0, 0, 0, 0, 8]
-    assert (unified.recorder.host_saves, unified.recorder.host_loads) == (4, 1)
+    assert (unified.recorder.counts.host.saves, unified.recorder.counts.host.loads) == (4, 1)
     assert policy.sequences() == [unified.passes[-1].chunks[0].seq], "the others were emptied"
     kept = tell(hosted(cache__unified=True, server__cache_idle_slots=False), [*requests, again])
     assert each(kept, "cached") == [0, 0, 0, 0, 8]
-    assert (kept.recorder.host_saves, kept.recorder.host_loads) == (0, 0)
+    assert (kept.recorder.counts.host.saves, kept.recorder.counts.host.loads) == (0, 0)
 
 
 def test_a_host_cache_of_one_mebibyte_keeps_the_youngest():
@@ -344,7 +347,7 @@ def test_copies_to_and_from_the_host_take_time_before_the_step():
     recorder, jobs = serve(hosted(1, server__slot_context=64), Given(requests), Slow())
     assert jobs[1].status == "failed"
     assert jobs[2].first_token_s == 13.0, "a refused prompt had its slot saved as well, and others wait for that"
-    assert recorder.host_copy_s == 2.0
+    assert recorder.counts.host.copy_s == 2.0
 
 
 def test_a_state_that_finds_no_room_stays_in_the_host_cache_and_empties_its_slot():
@@ -352,7 +355,7 @@ def test_a_state_that_finds_no_room_stays_in_the_host_cache_and_empties_its_slot
     world = hosted(2, cache__cells=48, cache__unified=True)
     first = [says(0, 0.0, (1, 0, 20)), says(1, 10.0, (2, 0, 10), output=30)]
     story = tell(world, [*first, says(2, 31.0, (1, 0, 20), (9, 0, 1)), says(3, 80.0, (1, 0, 20), (8, 0, 1))])
-    assert story.recorder.host_loads == 1
+    assert story.recorder.counts.host.loads == 1
     assert each(story, "cached")[3] == 20
 
 

@@ -61,7 +61,11 @@ def test_without_prefetching_a_request_brings_its_prefix_when_it_starts():
     assert diary.steps[-1] == [(3, 8, 2)]
     assert (jobs[3].started_s, jobs[3].finished_s, jobs[3].cached) == (5.0, 5.0 + 2 * COPY_S + 1.0, 8)
     assert diary.copies == []
-    assert (recorder.from_host_cells, recorder.prefetched_cells, recorder.prefetch_wait_s) == (8, 0, 0.0)
+    assert (
+        recorder.counts.host.cells_in,
+        recorder.counts.host.cells_prefetched,
+        recorder.counts.host.prefetch_wait_s,
+    ) == (8, 0, 0.0)
 
 
 def test_what_a_waiting_request_needs_comes_while_others_run_and_its_step_waits_for_the_rest():
@@ -72,7 +76,11 @@ def test_what_a_waiting_request_needs_comes_while_others_run_and_its_step_waits_
         assert (jobs[3].started_s, jobs[3].finished_s, jobs[3].cached) == (starts, starts + waits + 1.0, 8)
         assert all(transfer.to_host for transfer in diary.passes[-1].places[0].transfers)
         assert [transfer.n for transfer in diary.copies if not transfer.to_host] == [4, 4]
-        assert (recorder.from_host_cells, recorder.prefetched_cells, recorder.prefetch_wait_s) == (8, 8, waits)
+        assert (
+            recorder.counts.host.cells_in,
+            recorder.counts.host.cells_prefetched,
+            recorder.counts.host.prefetch_wait_s,
+        ) == (8, 8, waits)
 
 
 DRIVEN_OUT = [
@@ -89,7 +97,7 @@ def test_one_copy_follows_another():
     requests = [*DRIVEN_OUT, says(4, 4.5, (1, 0, 9)), says(5, 4.5, (2, 0, 9))]
     _, recorder, jobs = tell("on-resume", requests, blocks=10)
     assert [(job.started_s, job.finished_s) for job in jobs[3:]] == [(4.0, 8.0), (8.0, 12.0), (12.0, 18.0)]
-    assert recorder.prefetch_wait_s == 3.0 + 5.0
+    assert recorder.counts.host.prefetch_wait_s == 3.0 + 5.0
 
 
 def test_a_step_waits_for_the_last_of_those_that_it_starts():
@@ -98,7 +106,7 @@ def test_a_step_waits_for_the_last_of_those_that_it_starts():
     diary, recorder, jobs = tell("on-resume", requests, blocks=10, server__slots=2, server__scheduler="static")
     assert diary.steps[-1] == [(4, 8, 1), (5, 8, 1)]
     assert [(job.started_s, job.finished_s) for job in jobs[3:]] == [(4.0, 8.0), (8.0, 18.0), (8.0, 18.0)]
-    assert recorder.prefetch_wait_s == 9.0
+    assert recorder.counts.host.prefetch_wait_s == 9.0
 
 
 def test_whoever_needs_blocks_that_are_on_their_way_waits_for_them():
@@ -125,12 +133,12 @@ def test_a_step_that_found_no_room_still_makes_its_own_copies():
     keys = {"server__scheduler": "llama-server", "server__slots": 2, "server__keep_idle_slots": False}
     diary, recorder, jobs = tell("on-resume", requests, blocks=7, **keys)
     assert (jobs[4].cached, jobs[5].cached) == (4, 4)
-    assert recorder.batch_splits > 0
+    assert recorder.counts.cache.batch_splits > 0
     first = next(number for number, step in enumerate(diary.steps) if step[-1][0] == 4)
     transfers = diary.passes[first].places[0].transfers
     assert [transfer.n for transfer in transfers if not transfer.to_host] == [4]
     assert [transfer.n for transfer in diary.copies if not transfer.to_host] == [4]
-    assert recorder.prefetched_cells == 4
+    assert recorder.counts.host.cells_prefetched == 4
 
 
 # Predictions, with nothing around them
@@ -296,7 +304,7 @@ def test_the_first_eight_of_those_that_wait_are_looked_after_each_once():
     assert prefetcher.wait_s(waiting[:2]) == 20.0, "one after another"
     assert prefetcher.wait_s(waiting[11:12]) == 120.0
     assert prefetcher.wait_s(waiting[12:]) == 0.0
-    assert tier.recorder.prefetched_cells == 12 * 4
+    assert tier.recorder.counts.host.cells_prefetched == 12 * 4
 
 
 def test_what_was_swapped_out_is_not_fetched():
@@ -331,7 +339,7 @@ def test_predictions_in_a_server():
     for mode, waits, ahead in (("none", 0.0, 0), ("on-resume", 0.0, 0), ("predictive", 5.0, 16)):
         _, recorder, jobs = tell(mode, requests)
         assert (jobs[3].started_s, jobs[3].cached) == (52.0, 8)
-        assert (recorder.prefetch_wait_s, recorder.prefetched_cells) == (waits, ahead)
+        assert (recorder.counts.host.prefetch_wait_s, recorder.counts.host.cells_prefetched) == (waits, ahead)
         assert jobs[3].finished_s == 52.0 + (waits or 2 * COPY_S) + 1.0
 
 

@@ -173,7 +173,7 @@ def test_depth_first_finishes_a_branch_before_the_next():
 def test_a_preempted_request_goes_on_and_all_are_served(order):
     requests = [says(number, 0.0, (1, 0, 10), (2 + number, 0, 8), output=20) for number in range(6)]
     story = tell(server(order, 90, server__slots=4), requests)
-    assert story.recorder.preemptions > 0
+    assert story.recorder.counts.preemptions > 0
     assert each(story, "status") == ["completed"] * 6
 
 

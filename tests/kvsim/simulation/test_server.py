@@ -62,7 +62,7 @@ def test_out_of_cells_halves_the_batch_until_it_fits():
     recorder, jobs = serve(world, Listed([(0.0, 10, 1)]), backend, policy)
     assert log_of(backend) == [[(0, 0, 8)], [(0, 8, 2)]]
     assert [batch.cells.tolist() for batch in backend.passes] == [[0, 1, 2, 3, 4, 5, 6, 7], [12, 13]]
-    assert recorder.batch_splits == recorder.failed_allocations == 1
+    assert recorder.counts.cache.batch_splits == recorder.counts.cache.failed_allocations == 1
     assert jobs[0].status == "completed"
 
 
@@ -74,8 +74,10 @@ def test_n_batch_itself_is_halved_so_that_a_small_piece_is_tried_unchanged():
     backend = GivenTimes()
     recorder, jobs = serve(world, Listed([(0.0, 3, 1)]), backend, policy)
     assert log_of(backend) == [[(0, 0, 1)]]
-    assert recorder.failed_allocations == 4 + 5, "16, 8, 4, 2 before the one that fits; 16, 8, 4, 2, 1 behind it"
-    assert recorder.batch_splits == 2 + 1
+    assert recorder.counts.cache.failed_allocations == 4 + 5, (
+        "16, 8, 4, 2 before the one that fits; 16, 8, 4, 2, 1 behind it"
+    )
+    assert recorder.counts.cache.batch_splits == 2 + 1
     assert jobs[0].error == "Context size has been exceeded."
     assert policy.sequences() == [8], "the slot of a request that failed is emptied"
 
@@ -84,7 +86,7 @@ def test_an_idle_slot_is_purged_before_anything_is_halved():
     world = scenario(cache__cells=16, server__slots=2, server__slot_context=16, server__cache_ram=0)
     recorder, jobs = serve(world, Listed([(0.0, 6, 1), (2.0, 12, 3)]))
     assert [job.status for job in jobs.values()] == ["completed"] * 2
-    assert (recorder.failed_allocations, recorder.batch_splits) == (1, 0)
+    assert (recorder.counts.cache.failed_allocations, recorder.counts.cache.batch_splits) == (1, 0)
 
 
 def test_a_single_token_without_room_fails_every_request_in_a_slot():
@@ -102,7 +104,7 @@ def test_slots_with_caches_of_their_own_are_not_purged():
     policy.allocate([Chunk(8, 0, 18)])
     recorder, jobs = serve(world, Listed([(0.0, 6, 1), (2.0, 12, 3)]), policy=policy)
     assert [job.status for job in jobs.values()] == ["completed", "failed"]
-    assert recorder.failed_allocations > 3
+    assert recorder.counts.cache.failed_allocations > 3
 
 
 def test_finished_slots_keep_their_cells_only_if_told():
@@ -126,7 +128,7 @@ def test_every_request_ends_whatever_the_pressure():
     for name in ("contiguous", "paged"):
         recorder, jobs = serve(world, rows, policy=build_policy(world, name))
         assert len(jobs) == 200
-        assert recorder.failed_allocations > 0, "the world is too roomy to test anything"
+        assert recorder.counts.cache.failed_allocations > 0, "the world is too roomy to test anything"
         assert any(job.status == "completed" for job in jobs.values())
 
 
@@ -153,7 +155,7 @@ def test_a_full_slot_forgets_half_of_what_follows_the_tokens_it_keeps():
     assert log_of(backend)[:4] == [[(1, 0, 14)], [(1, 14, 1)], [(1, 10, 1)], [(1, 11, 1)]]
     shift = backend.passes[2].places[0].shift
     assert shift.deltas.tolist() == [-5] * 6, "positions 9 to 14 became 4 to 9"
-    assert (jobs[0].generated, jobs[0].truncated, recorder.context_shifts) == (9, False, 2)
+    assert (jobs[0].generated, jobs[0].truncated, recorder.counts.context_shifts) == (9, False, 2)
 
 
 def test_a_ring_never_fills():

@@ -52,7 +52,7 @@ def test_the_last_of_a_batch_goes_back_when_there_is_no_room():
     assert story.steps == [[(0, 0, 5), (1, 0, 4), (2, 0, 2)], [(0, 5, 1), (1, 4, 1)], [(2, 0, 3), (3, 0, 2)]]
     assert each(story, "preemptions") == [0, 0, 1, 0]
     assert each(story, "generated") == [2, 2, 2, 1]
-    assert (story.recorder.preemptions, story.recorder.recomputed_tokens) == (1, 2)
+    assert (story.recorder.counts.preemptions, story.recorder.counts.recomputed_tokens) == (1, 2)
 
 
 def test_a_batch_finds_prefixes_that_were_said_before():

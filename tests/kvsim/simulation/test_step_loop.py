@@ -95,9 +95,9 @@ def test_hardly_any_step_is_placed_chunk_by_chunk(name, detail):
     policy, recorder = build_policy(scenario, name, costs), Recorder(detail=detail)
     policy.allocate = Mock(side_effect=policy.allocate)
     drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), recorder, PROFILE)
-    assert recorder.forward_passes > 500
+    assert recorder.counts.forward_passes > 500
     # A step with a prompt may be.
-    assert policy.allocate.call_count < 0.15 * recorder.forward_passes
+    assert policy.allocate.call_count < 0.15 * recorder.counts.forward_passes
 
 
 class HighestFree(ArenaPlacement):
@@ -159,9 +159,9 @@ def test_sequences_that_go_to_the_host_and_back_do_so_in_the_same_steps(name, wa
     together = outcome(world, name)
     assert outcome(world, name, most_steps=ONE) == together
     assert outcome(world, name, most_steps=NONE) == together
-    counts = together[0]
-    assert counts["host_saves"] >= 5
-    assert counts["host_loads"] > (3 if way != "little room" else 0)
+    counts = together[0].host
+    assert counts.saves >= 5
+    assert counts.loads > (3 if way != "little room" else 0)
 
 
 def test_the_policies_of_llama_cpp_copy_sequences_out():

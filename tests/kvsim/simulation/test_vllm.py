@@ -104,8 +104,8 @@ def test_the_last_is_preempted_first_and_comes_back_first():
     ]
     assert each(story, "preemptions") == [0, 1, 1, 0]
     assert each(story, "generated") == [4, 3, 3, 1]
-    assert story.recorder.preemptions == 2
-    assert story.recorder.recomputed_tokens == 8, "four of each; their fifth was never run"
+    assert story.recorder.counts.preemptions == 2
+    assert story.recorder.counts.recomputed_tokens == 8, "four of each; their fifth was never run"
     assert (story.jobs[1].started_s, story.jobs[1].first_token_s) == (0.0, 1.0), "those are of the first time"
 
 
@@ -171,7 +171,7 @@ def test_with_reserve_full_a_request_starts_only_when_its_whole_prompt_fits():
     rows = [(0.0, 7, 4), (0.0, 12, 1)]
     story = tell(vllm(4, server__n_batch=4), rows)
     assert story.steps[2:6] == [[(0, 7, 1)], [(0, 8, 1)], [(0, 9, 1)], [(1, 0, 4)]]
-    assert story.recorder.preemptions == 0
+    assert story.recorder.counts.preemptions == 0
     story = tell(vllm(4, server__n_batch=4, server__reserve_full=False), rows)
     assert story.steps[:5] == [
         [(0, 0, 4)],
@@ -200,7 +200,7 @@ def test_recompute_goes_on_with_prompt_and_output():
         *([(1, at, 1)] for at in (6, 7, 8, 9, 10, 11)),
     ]
     assert each(story, "generated") == [6, 9]
-    assert story.recorder.recomputed_tokens == 5
+    assert story.recorder.counts.recomputed_tokens == 5
 
 
 def test_swap_keeps_what_was_computed():
@@ -214,8 +214,12 @@ def test_swap_keeps_what_was_computed():
     ]
     assert each(story, "generated") == [6, 9]
     recorder = story.recorder
-    assert (recorder.preemptions, recorder.recomputed_tokens, recorder.prefetched_cells) == (1, 0, 0)
-    assert (recorder.to_host_cells, recorder.from_host_cells) == (8, 8), "two blocks"
+    assert (recorder.counts.preemptions, recorder.counts.recomputed_tokens, recorder.counts.host.cells_prefetched) == (
+        1,
+        0,
+        0,
+    )
+    assert (recorder.counts.host.cells_out, recorder.counts.host.cells_in) == (8, 8), "two blocks"
     moved = [[transfer.to_host for transfer in batch.places[0].transfers] for batch in story.passes]
     assert moved == [[], [], [True], [], [], [], [False, False], *[[]] * 6]
     assert policy.host.used == 0
@@ -224,15 +228,15 @@ def test_swap_keeps_what_was_computed():
 def test_a_request_without_room_in_the_host_tier_is_recomputed():
     story = tell(vllm(4, server__preemption="swap", cache__host_cells=4), THRASH)
     assert story.steps == tell(vllm(4), THRASH).steps
-    assert story.recorder.to_host_cells == 0
+    assert story.recorder.counts.host.cells_out == 0
 
 
 def test_a_request_stays_in_the_host_tier_until_there_is_room_for_its_next_token():
     """1 holds one full block. In the fourth step one is free: enough to bring it back, but not to go on."""
     world = vllm(4, server__preemption="swap", cache__host_cells=16)
     story = tell(world, [(0.0, 9, 4), (0.0, 3, 6)])
-    assert story.recorder.preemptions == 1
-    assert story.recorder.recomputed_tokens == 0
+    assert story.recorder.counts.preemptions == 1
+    assert story.recorder.counts.recomputed_tokens == 0
     assert story.steps[4] == [(1, 4, 1)]
 
 
@@ -240,7 +244,7 @@ def test_a_preempted_request_finds_its_own_blocks_again():
     """0 takes one of 1's two blocks, the one that was released last; the first one still holds what it held."""
     story = tell(vllm(4, cache__prefix_cache=True), [(0.0, 7, 3), (0.0, 4, 4)])
     assert story.steps == [[(0, 0, 7), (1, 0, 4)], [(0, 7, 1), (1, 4, 1)], [(0, 8, 1)], [(1, 4, 2)], [(1, 6, 1)]]
-    assert story.recorder.recomputed_tokens == 1
+    assert story.recorder.counts.recomputed_tokens == 1
     assert each(story, "cached") == [0, 0], "only a first start counts"
 
 
@@ -257,7 +261,7 @@ def test_what_the_cache_could_never_hold_is_refused_before_it_starts(scheduler):
     assert story.jobs[0].error == f"the request needs 5 blocks of 4 cells {sizes}, the cache has 4"
     assert story.jobs[2].error == "the request exceeds the longest sequence: 20 prompt tokens, 20 in a sequence"
     assert story.jobs[0].finished_s == story.jobs[2].finished_s == 0.0
-    assert story.recorder.failed_allocations == story.recorder.preemptions == 0
+    assert story.recorder.counts.cache.failed_allocations == story.recorder.counts.preemptions == 0
 
 
 def test_vllm_ends_a_request_at_the_longest_sequence():
@@ -331,7 +335,7 @@ def test_a_step_that_finds_no_room_preempts_the_last_and_admits_none_until_one_h
         [(0, 7, 1), (2, 0, 3)],
         [(0, 8, 1)],
     ]
-    assert story.recorder.failed_allocations == 1
+    assert story.recorder.counts.cache.failed_allocations == 1
     assert each(story, "preemptions") == [0, 0, 1]
 
 

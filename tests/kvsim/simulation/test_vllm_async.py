@@ -49,13 +49,13 @@ def test_a_slot_is_given_out_in_the_second_step_after_its_requests_last():
 def test_a_request_that_has_ended_holds_its_blocks_for_one_step():
     """Request 1 wants a third block in step 2; request 0, which has ended, still holds two."""
     rows = [(0.0, 8, 1), (0.0, 7, 4)]
-    assert tell(vllm(4), rows).recorder.preemptions == 0
+    assert tell(vllm(4), rows).recorder.counts.preemptions == 0
     story = tell(ahead(4), rows)
-    assert story.recorder.preemptions == 0
+    assert story.recorder.counts.preemptions == 0
     assert story.steps == [[(0, 0, 8), (1, 0, 7)], [(1, 7, 1)], [(1, 8, 1)], [(1, 9, 1)]]
     tight = tell(ahead(4), [(0.0, 8, 1), (0.0, 8, 4)])
-    assert tight.recorder.preemptions == 1
-    assert tell(vllm(4), [(0.0, 8, 1), (0.0, 8, 4)]).recorder.preemptions == 0
+    assert tight.recorder.counts.preemptions == 1
+    assert tell(vllm(4), [(0.0, 8, 1), (0.0, 8, 4)]).recorder.counts.preemptions == 0
 
 
 def test_where_nothing_could_be_composed_ahead_the_next_step_waits_for_the_one_that_runs():
@@ -95,7 +95,7 @@ def test_a_request_that_has_ended_but_holds_its_blocks_is_preempted_first():
     story = tell(ahead(4), [(0.0, 8, 4), (0.0, 8, 1)])
     assert story.steps == [[(0, 0, 8), (1, 0, 8)], [(0, 8, 1)], [(0, 9, 1)], [(0, 10, 1)]]
     assert each(story, "preemptions") == [0, 1]
-    assert story.recorder.preemptions == 1
+    assert story.recorder.counts.preemptions == 1
     assert each(story, "finished_s") == [4.0, 1.0]
     assert [job.status for job in story.jobs.values()] == ["completed"] * 2
 

@@ -59,22 +59,25 @@ def test_a_request_waits_for_its_load_without_a_slot_while_others_run():
         [(2, 10, 1)],
     ]
     assert [job.started_s for job in jobs] == pytest.approx([0.0, 1.5, 8.25, 4.25], abs=MS)
-    assert jobs[2].cached == recorder.chunk_tokens == 8
-    assert (recorder.chunk_loads, recorder.load_wait_s) == (1, pytest.approx(5.25, abs=MS))
+    assert jobs[2].cached == recorder.counts.host.chunks.tokens == 8
+    assert (recorder.counts.host.chunks.loads, recorder.counts.host.chunks.load_wait_s) == (
+        1,
+        pytest.approx(5.25, abs=MS),
+    )
     assert [copy.n for copy in diary.copies if not copy.to_host] == [8]
 
 
 def test_while_nothing_runs_a_load_is_seen_as_soon_as_it_has_ended():
     _, recorder, jobs = tell([*OUT, AGAIN], load_s=2.0)
     assert jobs[2].started_s == pytest.approx(7.0, abs=MS)
-    assert recorder.load_wait_s == pytest.approx(4.0, abs=MS)
+    assert recorder.counts.host.chunks.load_wait_s == pytest.approx(4.0, abs=MS)
 
 
 def test_who_needs_a_chunk_that_is_being_loaded_waits_and_then_finds_it_in_blocks():
     diary, recorder, jobs = tell([*OUT, AGAIN, says(3, 4.0, (1, 0, 9), (5, 0, 2))], load_s=2.0)
     assert [job.started_s for job in jobs[2:]] == pytest.approx([7.0, 7.0], abs=MS)
     assert [job.cached for job in jobs[2:]] == [8, 8]
-    assert recorder.chunk_loads == 1
+    assert recorder.counts.host.chunks.loads == 1
     assert sum(copy.n for copy in diary.copies if not copy.to_host) == 8
 
 
@@ -86,7 +89,7 @@ def test_a_chunk_that_is_still_being_stored_is_waited_for():
         _, recorder, jobs = tell(requests, load_s=1.0, store_s=1.0, blocks=12, cache__prefix_cache=caching)
         starts[caching] = jobs[1].started_s
         assert jobs[1].cached == 8
-        assert recorder.load_wait_s == pytest.approx(0.0 if caching else 2.0, abs=MS)
+        assert recorder.counts.host.chunks.load_wait_s == pytest.approx(0.0 if caching else 2.0, abs=MS)
     assert starts == {False: pytest.approx(5.0, abs=MS), True: 1.25}
 
 
@@ -94,14 +97,14 @@ def test_a_store_begins_behind_the_step_and_one_copy_follows_another():
     """A block of 0 takes two seconds, from 1 s on: 1 takes its blocks, so that its step begins at 5 s."""
     _, recorder, jobs = tell(OUT, store_s=2.0)
     assert jobs[1].first_token_s == pytest.approx(6.0)
-    assert (jobs[1].started_s, recorder.store_wait_s) == (1.5, pytest.approx(3.5))
+    assert (jobs[1].started_s, recorder.counts.host.chunks.store_wait_s) == (1.5, pytest.approx(3.5))
 
 
 @pytest.mark.parametrize(("answers", "cells"), [(False, 4), (True, 12)])
 def test_of_answers_nothing_is_stored_unless_it_is_asked_for(answers, cells):
     """A prompt of one block, and seven tokens more; the last one generated is never computed."""
     _, recorder, _ = tell([says(0, 0.0, (1, 0, 5), output=9)], cache__offload_answers=answers)
-    assert recorder.to_host_cells == cells
+    assert recorder.counts.host.cells_out == cells
 
 
 def test_steps_composed_ahead_see_a_load_one_step_later():
@@ -133,15 +136,15 @@ def test_what_has_left_host_memory_is_sought_on_the_disk_read_and_loaded():
     late = [says(0, 0.0, (1, 0, 9)), says(1, 10.0, (2, 0, 23)), says(2, 30.0, (1, 0, 9), (4, 0, 1))]
     _, recorder, jobs = tell(late, load_s=2.0, **DISK)
     assert [job.started_s for job in jobs] == pytest.approx([1.0, 11.0, 37.0], abs=MS)
-    assert (jobs[2].cached, recorder.to_disk_cells, recorder.from_disk_cells) == (8, 28, 8)
-    assert recorder.lookup_wait_s == pytest.approx(1 + 1 + 3, abs=MS)
+    assert (jobs[2].cached, recorder.counts.disk.cells_out, recorder.counts.disk.cells_in) == (8, 28, 8)
+    assert recorder.counts.host.chunks.lookup_wait_s == pytest.approx(1 + 1 + 3, abs=MS)
 
 
 @pytest.mark.parametrize(("room", "cached"), [(12, 8), (4, 4)])
 def test_a_full_disk_keeps_what_it_has(room, cached):
     late = [says(0, 0.0, (1, 0, 9)), says(1, 10.0, (2, 0, 23)), says(2, 30.0, (1, 0, 9), (4, 0, 1))]
     _, recorder, jobs = tell(late, **{**DISK, "cache__disk_cells": room})
-    assert (recorder.to_disk_cells, jobs[2].cached) == (room, cached)
+    assert (recorder.counts.disk.cells_out, jobs[2].cached) == (room, cached)
 
 
 def test_a_disk_that_writes_keeps_chunks_in_host_memory_so_that_new_ones_find_no_room():
@@ -151,7 +154,7 @@ def test_a_disk_that_writes_keeps_chunks_in_host_memory_so_that_new_ones_find_no
         _, recorder, _ = tell(
             [says(0, 0.0, (1, 0, 13)), says(1, 2.5, (2, 0, 23))], **DISK | {"cache__disk_cells": disk}
         )
-        stored[disk] = recorder.to_host_cells
+        stored[disk] = recorder.counts.host.cells_out
     assert stored == {0: 32, 400: 12}
 
 
@@ -228,7 +231,8 @@ def test_what_the_tiers_of_several_servers_did_adds_up():
         summary = run(load_scenario({**CHAT, "cache": cache}, cluster__replicas=2, machine__host_gb_s=0.02)).summary
     *servers, _ = made
     assert len(servers) == 2
-    for name in ("chunk_loads", "chunk_tokens", "load_wait_s", "store_wait_s", "lookup_wait_s"):
-        assert summary["host"][name] == pytest.approx(sum(getattr(one, name) for one in servers), rel=1e-12), name
-        assert all(getattr(one, name) > 0 for one in servers), name
-    assert summary["disk"]["tokens"] == sum(one.from_disk_cells for one in servers) > 0
+    for key in ("chunk_loads", "chunk_tokens", "load_wait_s", "store_wait_s", "lookup_wait_s"):
+        each = [getattr(one.counts.host.chunks, key.removeprefix("chunk_")) for one in servers]
+        assert summary["host"][key] == pytest.approx(sum(each), rel=1e-12), key
+        assert min(each) > 0, key
+    assert summary["disk"]["tokens"] == sum(one.counts.disk.cells_in for one in servers) > 0

@@ -56,7 +56,7 @@ def test_cells_and_texts_agree_where_sequences_come_back_from_the_host(model, on
         backend = backend_of(model, world, policy)
         seen = run(backend)
         assert backend.compared.steps > 100
-        assert min(seen.host_saves, seen.host_loads) > 10
+        assert min(seen.counts.host.saves, seen.counts.host.loads) > 10
         assert len(backend.texts) == 36
         assert different(model, backend) < 0.02
 
@@ -67,7 +67,7 @@ def test_cells_of_both_caches_agree_where_half_of_the_layers_have_a_window(windo
         world = chats(**KEYS, cache__cells=2048, cache__unified=unified, cache__window=WINDOW)
         backend = backend_of(windowed, world, "sliding-window")
         seen = run(backend)
-        assert min(seen.host_saves, seen.host_loads) > 10
+        assert min(seen.counts.host.saves, seen.counts.host.loads) > 10
         assert backend.compared.steps > 100
 
 

@@ -54,9 +54,9 @@ def test_cells_agree_after_every_step_of_a_built_in_scenario(model, only, name, 
         # Each slot has its own cells, and no request is admitted that does not fit into them.
         assert backend.compared.streams > 1.2 * backend.compared.steps
     else:
-        assert seen.failed_allocations > 10
-        assert seen.batch_splits > 5
-    assert (seen.compactions > 2) == (era == "A")
+        assert seen.counts.cache.failed_allocations > 10
+        assert seen.counts.cache.batch_splits > 5
+    assert (seen.counts.cache.compactions > 2) == (era == "A")
 
 
 @pytest.mark.parametrize("kernel", ["masked", "tiled"])
@@ -75,7 +75,7 @@ def test_cells_of_both_caches_agree_where_half_of_the_layers_have_a_window(windo
     # llama.cpp does not search the second cache if the first has no slot.
     assert backend.compared.streams > 1.6 * backend.compared.steps
     if unified:
-        assert seen.failed_allocations > 2
+        assert seen.counts.cache.failed_allocations > 2
 
 
 SERVER_OF = {"A": "llama-server-b4875", "B": "llama-server"}
@@ -142,9 +142,9 @@ def test_cells_agree_after_every_step_of_random_scenarios(model, only, policy):
         except Divergence as e:
             raise AssertionError(f"world {seed}: {e}\n{world.to_toml()}") from e
         met["schedulers"].add(world.server.scheduler)
-        met["failed"] += seen.failed_allocations
-        met["shifts"] += seen.context_shifts
-        met["preemptions"] += seen.preemptions
+        met["failed"] += seen.counts.cache.failed_allocations
+        met["shifts"] += seen.counts.context_shifts
+        met["preemptions"] += seen.counts.preemptions
         met["steps"] += backend.compared.steps
     assert met["schedulers"] == {"llama-server", SERVER_OF[ERA_OF[policy]], "vllm", "static"}
     assert met["steps"] > 1000

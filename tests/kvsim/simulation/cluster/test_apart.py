@@ -237,7 +237,7 @@ def test_all_requests_end_nothing_leaks_and_each_byte_is_a_block_that_was_read(r
     check_nothing_is_left(cluster)
     decode = [number for number, role in enumerate(random_scenario.cluster.roles) if role == "decode"]
     size, done = random_scenario.cache.block_size, rows[rows["status"] == "completed"]
-    found = sum(cluster.replicas[number].recorder.prefix_found for number in decode)
+    found = sum(cluster.replicas[number].recorder.counts.prefix.found for number in decode)
     blocks = (-(-done["prompt_tokens"] // size)).sum() - found // size
     assert s["cluster"]["apart"]["bytes"] == int(blocks * size * random_scenario.cell_bytes)
     sent = sum(server["bytes"] for server in s["cluster"]["servers"] if server["role"] == "prefill")
