@@ -60,6 +60,12 @@ class BlockGroups:
         """Blocks that a request of ``ctx`` tokens holds at most."""
         return sum(tables * blocks for tables, blocks in zip(self.tables, self.blocks, strict=True))
 
+    def longest(self, blocks: int) -> int:
+        """Tokens of the longest request in so many blocks, where attention keeps all; less than 1 if none fits."""
+        each = list(zip(self.groups, self.tables, self.blocks, strict=True))
+        states = sum(tables * held for group, tables, held in each if group.state is not None)
+        return self.block_size * ((blocks - states) // sum(tables for group, tables, _ in each if group.state is None))
+
     @property
     def least(self) -> int:
         """Blocks that the shortest request holds."""

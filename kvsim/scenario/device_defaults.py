@@ -177,6 +177,8 @@ def _vllm(sections: dict[str, dict[str, Any]], of: Served, *, ahead: bool) -> di
         groups = found["cache", "groups"] = groups_of(shape, s)
         # A block of states, which each sequence needs, is as large as one of tokens.
         block = groups[0]["block_size"]
+        if scheduler == "vllm" and prefixes:
+            _check_aligned(of.model, batch, block, chunked=server.get("chunked_prefill") is not False)
     if cache.get("cells") is None:
         # vLLM's null block is among its blocks, as it is among the cells of the policies with blocks.
         cells = found["cache", "cells"] = default_cells(
@@ -191,25 +193,38 @@ def _vllm(sections: dict[str, dict[str, Any]], of: Served, *, ahead: bool) -> di
             type_k=of.type_k,
             prefix_caching=prefixes,
         )
-        if shape.states and isinstance(slots, int) and slots > cells // block:
-            found["server", "slots"] = _with_states(of.model, server.get("slots"), cells // block)
+        if shape.states and server.get("slots") is None:
+            found["server", "slots"] = min(usual_slots, cells // block)
+        elif shape.states and isinstance(slots, int):
+            check_sequences(of.model, slots, cells // block)
         context = shape.context
         if server.get("slot_context") is None and context is not None and context < cells:
             found["server", "slot_context"] = context
     return found
 
 
-def _with_states(model: str, slots: int | None, blocks: int) -> int:
-    """The sequences at a time where each needs a block of states, which vLLM does not start without.
+def _check_aligned(model: str, batch: Any, block: int, *, chunked: bool) -> None:
+    """Refuse steps in which no block of a model with states can be filled, as vLLM does with a prefix cache."""
+    if isinstance(batch, int) and batch < block:
+        raise UserError(
+            f"server.n_batch: vLLM does not start {model} with --max-num-batched-tokens {batch}: its blocks have "
+            f"{block:,} tokens (In Mamba cache align mode, block_size must be <= max_num_batched_tokens)"
+        )
+    if not chunked:
+        raise UserError(
+            f"server.chunked_prefill: vLLM does not start {model} without it (Chunked prefill is required for mamba "
+            "cache mode 'align'); with cache.prefix_cache = false it does"
+        )
 
-    Raises ``UserError`` if more were asked for.
-    """
-    if slots is None:
-        return blocks
-    raise UserError(
-        f"server.slots: vLLM does not start {model} with --max-num-seqs {slots}: it has blocks for the states of "
-        f"{blocks} (max_num_seqs exceeds available Mamba cache blocks)"
-    )
+
+def check_sequences(model: str, slots: int, blocks: int) -> None:
+    """Refuse more sequences at a time than blocks where each needs one for its states, without which vLLM does not
+    start."""
+    if slots > blocks:
+        raise UserError(
+            f"server.slots: vLLM does not start {model} with --max-num-seqs {slots}: it has blocks for the states of "
+            f"{blocks} (max_num_seqs exceeds available Mamba cache blocks)"
+        )
 
 
 def _llamacpp(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, str], Any]:

@@ -82,9 +82,15 @@ def host_caches(base: Scenario, summary: TrafficSummary) -> tuple[int, ...]:
 
 
 def machine_families(
-    base: Scenario, summary: TrafficSummary, window: int | None, tolerant: bool, now: Scenario | None = None
+    base: Scenario,
+    summary: TrafficSummary,
+    window: int | None,
+    tolerant: bool,
+    now: Scenario | None = None,
+    *,
+    states: bool = False,
 ) -> Iterator[SettingsFamily]:
-    """Families of all engines.
+    """Families of all engines; of a model whose layers keep ``states`` those of llama.cpp alone.
 
     ``window``: tokens of the model's sliding windows, if llama.cpp has a cache for them. ``tolerant``: contexts that
     hold only 99 % of the requests are tried too. ``now``: the server that runs; a vLLM keeps its size of blocks, since
@@ -93,18 +99,21 @@ def machine_families(
     blocks = (now.cache.block_size,) if now is not None and now.server.scheduler == "vllm" else _BLOCKS
     contexts = ("longest", "p99") if tolerant and padded(summary.p99) < padded(summary.longest) else ("longest",)
     rooms = ("shared", "full", "reuse") if summary.reuse else ("shared", "full")
-    llama: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": _LLAMA_BATCHES}
+    # A checkpoint of a state lies a micro-batch before the end of a prompt.
+    batches = (*_LLAMA_BATCHES, (2048, 2048)) if states and summary.reuse else _LLAMA_BATCHES
+    llama: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": batches}
     vllm: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": _VLLM_BATCHES, "room": rooms}
     inner = {"slots": _OFTEN_SLOTS}
     server = {"server__scheduler": "llama-server"}
-    today, todays = {**server, "cache__policy": "llama.cpp-b6975"}, {**llama, "host": host_caches(base, summary)}
+    policy = "hybrid" if states else "llama.cpp-b6975"
+    today, todays = {**server, "cache__policy": policy}, {**llama, "host": host_caches(base, summary)}
     if summary.reuse:  # Otherwise no prompt is like what a slot holds.
         todays["similarity"] = tuple(dict.fromkeys((base.server.slot_prompt_similarity, *_SIMILARITIES)))
-    yield SettingsFamily(
-        "llama.cpp-b6975", "llamacpp", {**today, "cache__unified": True}, {**todays, "room": rooms}, inner
-    )
+    yield SettingsFamily(policy, "llamacpp", {**today, "cache__unified": True}, {**todays, "room": rooms}, inner)
     own = {**today, "cache__unified": False}
-    yield SettingsFamily("llama.cpp-b6975, per slot", "llamacpp", own, {**todays, "room": ("full",)}, inner)
+    yield SettingsFamily(f"{policy}, per slot", "llamacpp", own, {**todays, "room": ("full",)}, inner)
+    if states:
+        return
     if window is not None:
         keys = {**server, "cache__policy": "sliding-window", "cache__window": window}
         yield SettingsFamily(
@@ -133,21 +142,28 @@ def machine_families(
         yield SettingsFamily(name, "research", keys, {**vllm, "room": ("shared", "full")}, inner)
 
 
-def device_families(summary: TrafficSummary, tolerant: bool, profile: Profile) -> Iterator[SettingsFamily]:
-    """Families on a device with vLLM's times: larger batches and more sequences, as far as both were measured."""
+def device_families(
+    summary: TrafficSummary, tolerant: bool, profile: Profile, *, states: bool = False
+) -> Iterator[SettingsFamily]:
+    """Families on a device with vLLM's times: larger batches and more sequences, as far as both were measured.
+
+    ``states``: the model's layers keep some, for which vLLM needs chunked prefill.
+    """
     contexts = ("longest", "p99") if tolerant and padded(summary.p99) < padded(summary.longest) else ("longest",)
     most_slots, most_tokens = measured_range(profile)
     axes: dict[str, tuple[Any, ...]] = {
         "context": contexts,
         "slots": tuple(n for n in _DEVICE_SLOTS if n <= most_slots) or (most_slots,),
         "batch": tuple(n for n in _DEVICE_BATCHES if n <= most_tokens) or (most_tokens,),
-        "chunked": (True, False),
+        "chunked": (True,) if states else (True, False),
     }
     server = {"server__scheduler": "vllm", "cache__unified": True}
     yield SettingsFamily("vllm", "vllm", {**server, "cache__policy": "vllm"}, axes, _OFTEN_ON_DEVICES)
     if summary.reuse:  # Otherwise a prefix cache makes no difference.
-        plain = {**server, "cache__policy": "paged", "cache__prefix_cache": False}
+        plain = {**server, "cache__policy": "vllm" if states else "paged", "cache__prefix_cache": False}
         yield SettingsFamily("vllm, no prefix cache", "vllm", plain, axes, _OFTEN_ON_DEVICES)
+    if states:
+        return
     for name in ("hf-reserved", "growing", "chunked", *_MOVING, "threshold-compaction"):
         yield SettingsFamily(name, "research", {**server, "cache__policy": name}, axes, _OFTEN_ON_DEVICES)
 

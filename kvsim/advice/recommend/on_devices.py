@@ -22,9 +22,10 @@ from kvsim.costs.device_profiles import find_device_profile
 from kvsim.costs.devices import device_named
 from kvsim.costs.load_profile import load_profile
 from kvsim.costs.memory_plan import default_cells, llamacpp_cells
-from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
+from kvsim.costs.memory_settings import ENGINE_TITLES, Engine, PlanSettings
 from kvsim.costs.served import Served
-from kvsim.errors import LIMITS, NoTimes, UserError
+from kvsim.costs.vllm_blocks import block_size
+from kvsim.errors import NoTimes, UserError
 from kvsim.experiments.traffic import OfferedLoad, Traffic, read_traffic
 from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.memory_shapes import memory_shape
@@ -163,12 +164,14 @@ def _requests(base: Scenario, q: Asked) -> int | None:
 def _at(place: Place, traffic: Traffic, q: Asked) -> Recommendation | MemoryAnswer:
     """The answer for one place. Raises ``UserError``, among others if the model does not fit into its memory."""
     shape, engine = memory_shape(place.model), _engine(place, q)
-    if shape.states:
-        raise UserError(
-            f"{shape.name}: recommend does not search for layers that keep states; compare runs them{LIMITS}"
-        )
     vllm = engine == "vllm"
-    least = {"server__slots": _LEAST_SLOTS, "server__n_batch": _LEAST_BATCH} if vllm else {}
+    least: dict[str, Any] = {"server__slots": _LEAST_SLOTS, "server__n_batch": _LEAST_BATCH} if vllm else {}
+    # Of models with states no others are simulated, whatever a scenario or a command line says; a block is a step's
+    # least then, and the sequences are as many as there are blocks for.
+    policy = {"cache__policy": engine if vllm else "hybrid"} if shape.states else {}
+    if policy and vllm:
+        s = PlanSettings(type_k=place.kv or "f16", type_v=place.kv or "f16", tensor_parallel=place.tensor_parallel)
+        least = {"server__n_batch": max(_LEAST_BATCH, block_size(shape, s))}
     # Raises ``UserError``, with what would fit, if the model does not: its times would be of no use.
     served, cells = place.served(engine), _least_cells if vllm else llamacpp_cells
     if q.compared:
@@ -201,6 +204,7 @@ def _at(place: Place, traffic: Traffic, q: Asked) -> Recommendation | MemoryAnsw
         "machine__n_cpu_moe": place.n_cpu_moe,
         "machine__cpu_gb_s": place.cpu_gb_s,
         **least,
+        **policy,
         "cache__type_k": profile.type_k,
         "cache__type_v": profile.type_v,
     }
@@ -212,9 +216,14 @@ def _at(place: Place, traffic: Traffic, q: Asked) -> Recommendation | MemoryAnsw
     title = ENGINE_TITLES[engine]
     usual = {key: value for key, value in changes.items() if key not in least}
     on_place: dict[str, Any] = {"model": place.model, "device": place.device, **usual}
-    fixed = {} if q.compared else {f"{title}'s defaults": load_scenario(traffic.scenario, **on_place)}
+    fixed, usually = {}, f"{title}'s defaults"
+    try:
+        fixed = {} if q.compared else {usually: load_scenario(traffic.scenario, **on_place)}
+    except UserError as e:  # With states vLLM does not start by itself everywhere.
+        if q.effort.told is not None:
+            q.effort.told(f"{usually}: {e}")
     if q.now is not None:
-        fixed = {NOW: load_scenario(traffic.scenario, **{**on_place, **q.now}), **fixed}
+        fixed = {NOW: load_scenario(traffic.scenario, **{**on_place, **q.now, **policy}), **fixed}
     found = find_settings(fields, shape, weights, q.effort, narrower, fixed)
     found = found if weights or q.compared else with_weights_offered(found, shape, engine, q.effort)
     if found.interrupted or not found.best:

@@ -193,6 +193,7 @@ def _beside(
             raise UserError(f"--now: no -c, and how long the context of {shape.name} is is not known; add -c")
         # Times are those of the types that were measured.
         keys = {"cache__cells": shape.context, **now, **{f"cache__{key}": kind for key, kind in cache.items()}}
+        keys |= {"cache__policy": "hybrid"} if shape.states else {}
         beside[NOW] = load_scenario(validated(bare, label, folder), **keys)
     for name, (kept, server) in _usual(shape, base.context_cells, cache, engine, *held).items():
         beside[name] = validated({**bare, "cache": kept, "server": server}, label, folder)
@@ -209,7 +210,8 @@ def _usual(
     context = shape.context or cells
     found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     if engine != "vllm":
-        kept = {**types, "cells": context, "policy": f"llama.cpp-{PRESENT['llama.cpp'].version}"}
+        policy = "hybrid" if shape.states else f"llama.cpp-{PRESENT['llama.cpp'].version}"
+        kept = {**types, "cells": context, "policy": policy}
         found["llama.cpp's defaults"] = kept, {"scheduler": "llama-server"}
     if engine != "llamacpp":
         batch, slots = serve_defaults(memory)

@@ -26,14 +26,16 @@ from kvsim.advice.recommend.families import (
     machine_families,
 )
 from kvsim.costs.memory_plan import default_cells
-from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
+from kvsim.costs.memory_settings import ENGINE_TITLES, Engine, PlanSettings
 from kvsim.costs.profile import Profile
+from kvsim.costs.vllm_blocks import BlockGroups, block_size
 from kvsim.costs.vllm_profile import profile_run
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import TrafficSummary
 from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.model.storage_types import VLLM_CACHE_TYPES, format_size
+from kvsim.scenario.device_defaults import check_sequences
 from kvsim.scenario.scenario import Scenario, engine_version, load_scenario
 from kvsim.scenario.server_defaults import EARLY_SERVER
 from policies import available
@@ -90,16 +92,16 @@ def build_search_space(
     """
     known_engine(engine)
     window = next((g.window for g in shape.groups if g.kind == "window"), None) if shape.llamacpp_windows else None
-    targets = _TARGETS[engine]
+    targets, states = _TARGETS[engine], bool(shape.states)
     fixed = fixed or {}
     now = fixed.get(NOW)
-    every: Iterable[SettingsFamily] = machine_families(base, summary, window, tolerant, now)
+    every: Iterable[SettingsFamily] = machine_families(base, summary, window, tolerant, now, states=states)
     least = 0 if now is None else now.slot_context
     builder = _CandidateBuilder(base, summary, profile, shape, memory, weights, window, least)
     if base.machine.device is not None:
         targets = _targets_on_device(engine, profile)
         if profile_target(profile) == "vllm":
-            every = device_families(summary, tolerant, profile)
+            every = device_families(summary, tolerant, profile, states=states)
             builder = _DeviceCandidateBuilder(base, summary, profile, shape, memory, weights, window, least)
     families = tuple(f for f in every if f.engine in targets and not _of_other_server(f, profile))
     if base.speculation.on:
@@ -118,7 +120,7 @@ def build_search_space(
             f"no settings to try: a request of {summary.longest:,} tokens exceeds the largest cache of {_MOST_CELLS:,}"
         )
     searched = {family.keys["cache__policy"] for family in families}
-    left_out = _policies_left_out(searched, engine, window, shape.name)
+    left_out = _policies_left_out(searched, engine, window, shape)
     if base.machine.device is not None or _of_live_server(profile):
         left_out = {name: (why, _untimed(name, profile) or detail) for name, (why, detail) in left_out.items()}
     beside = tuple(builder.fixed(-1 - at, name, scenario) for at, (name, scenario) in enumerate(fixed.items()))
@@ -157,7 +159,9 @@ def _untimed(policy: str, profile: Profile) -> str:
     return f"profile {profile.name} has times of {profile.engine} alone"
 
 
-def _policies_left_out(searched: set[str], engine: str, window: int | None, model: str) -> dict[str, tuple[str, str]]:
+def _policies_left_out(
+    searched: set[str], engine: str, window: int | None, shape: MemoryShape
+) -> dict[str, tuple[str, str]]:
     """Installed policies that are not searched: a key of ``REASONS``, and an explanation."""
     # streams is llama.cpp-b6975 with a cache per slot, paged is vllm without its prefix cache, and layer-groups and
     # uniform-pages are vllm where some of the layers have a window.
@@ -170,8 +174,10 @@ def _policies_left_out(searched: set[str], engine: str, window: int | None, mode
             left_out[name] = ("engine", "a plug-in: its settings are not known here")
         elif name in _NOT_AN_OPTION:
             left_out[name] = ("forgets", preset.summary)
+        elif shape.states:
+            left_out[name] = ("engine", f"not with the states of {shape.name}")
         elif name == "sliding-window" and window is None:
-            left_out[name] = ("engine", f"llama.cpp runs {model} without a sliding window")
+            left_out[name] = ("engine", f"llama.cpp runs {shape.name} without a sliding window")
         else:
             left_out[name] = ("engine", f"not in {'llama.cpp or vLLM' if engine == 'both' else _NAMES[engine]}")
     return left_out
@@ -287,11 +293,16 @@ class _DeviceCandidateBuilder(_CandidateBuilder):
         """Return the candidate at a position; None if it is impossible."""
         at = {axis: values[i] for (axis, values), i in zip(family.axes.items(), index, strict=True)}
         slots, n_batch, chunked = at["slots"], at["batch"], at["chunked"]
+        prefixes = family.keys.get("cache__prefix_cache", True)
+        s = self._settings(at, prefixes)
+        block = block_size(self.shape, s)
         tokens, context = self.summary.longest if at["context"] == "longest" else self.summary.p99, self._context(at)
         if n_batch < slots or (not chunked and n_batch < context):
             return None
+        if self.shape.states and prefixes and n_batch < block:
+            return None  # vLLM does not start.
         try:
-            held = self._held(slots, n_batch, at.get("kv", self.profile.type_k))
+            held = self._held(slots, n_batch, s)
             fault = "" if held >= min(tokens, context) else f"holds {held:,} tokens; a request has {tokens:,}"
         except UserError as e:
             held, fault = 0, str(e)
@@ -299,7 +310,7 @@ class _DeviceCandidateBuilder(_CandidateBuilder):
             family,
             at,
             # By default what follows from the device; where that is too little, what one request takes.
-            cache__cells=context + self.base.cache.block_size if fault else None,
+            cache__cells=context + block if fault else None,
             server__slots=slots,
             server__n_batch=n_batch,
             server__n_ubatch=None,
@@ -321,18 +332,31 @@ class _DeviceCandidateBuilder(_CandidateBuilder):
         """Bytes that vLLM takes of each device."""
         return int((self.memory or 0) * profile_run(PRESENT["vLLM"].version).utilization)
 
-    def _held(self, slots: int, n_batch: int, type_k: str) -> int:
-        """Tokens that a request can have in the cache: all but those of the null block. Raises ``UserError``."""
-        machine, block = self.base.machine, self.base.cache.block_size
+    def _settings(self, at: Mapping[str, Any], prefixes: bool) -> PlanSettings:
+        """What the size of blocks follows from."""
+        kind, machine = at.get("kv", self.profile.type_k), self.base.machine
+        types = {"type_k": kind, "type_v": kind}
+        block, tp = self.base.cache.block_size, machine.tensor_parallel
+        return PlanSettings(block_size=block, tensor_parallel=tp, prefix_caching=prefixes, **types)
+
+    def _held(self, slots: int, n_batch: int, s: PlanSettings) -> int:
+        """Tokens that a request can have in the cache: not those of the null block. Raises ``UserError``."""
+        machine, name = self.base.machine, self.base.model.name
         assert machine.device is not None
         cells = default_cells(
-            self.base.model.name,
+            name,
             machine.device,
             tp=machine.tensor_parallel,
             weights=machine.weights,
             batch=n_batch,
             sequences=slots,
-            type_k=type_k,
-            block_size=block,
+            type_k=s.type_k,
+            block_size=s.block_size,
+            prefix_caching=s.prefix_caching,
         )
-        return cells - block
+        if not self.shape.states:
+            return cells - s.block_size
+        made = BlockGroups.of(self.shape, s)
+        blocks = cells // made.block_size
+        check_sequences(name, slots, blocks)
+        return made.longest(blocks - 1)

@@ -1,13 +1,21 @@
 """Models whose layers keep states, simulated by their names."""
 
+from dataclasses import replace
+
 import pytest
 
+from kvsim import recommend
+from kvsim.costs.devices import devices
+from kvsim.costs.load_profile import load_profile
 from kvsim.costs.memory_plan import plan
+from kvsim.costs.memory_settings import PlanSettings
 from kvsim.costs.vllm_blocks import BlockGroups
 from kvsim.errors import UserError
+from kvsim.model.memory_shapes import memory_shape
 from kvsim.scenario.assumptions import assumptions
 from kvsim.scenario.scenario import load_scenario
 from policies import available
+from tests.kvsim.advice.recommend.worlds import SMALL, space_of
 from tests.worlds import command
 
 GRANITE = {"model": {"name": "granite-4.0-h-small"}, "machine": {"device": "h100_sxm"}}
@@ -109,8 +117,74 @@ def test_a_model_with_states_runs_by_its_name(engine, said):
     assert "20 of 20 requests completed, 0 failed" in done.stdout
 
 
-def test_recommend_refuses_them_in_a_line():
-    slo = ("--slo", "ttft_p95<1s")
-    done = command("recommend", "--scenario", "chat", *slo, "--model", "granite-4.0-h-tiny", "--device", "h100_sxm")
-    assert done.returncode == 2
-    assert "granite-4.0-h-tiny: recommend does not search for layers that keep states" in done.stderr
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"server__n_batch": 512, "server__slots": 8}, "blocks have 1,088 tokens .In Mamba cache align mode"),
+        ({"server__chunked_prefill": False}, "Chunked prefill is required for mamba cache mode 'align'"),
+    ],
+)
+def test_what_vllm_does_not_start_with_beside_a_prefix_cache_is_refused(changes, message):
+    """vLLM's own messages, which users of it quote (``config/vllm.py``, ``model_executor/models/config.py``)."""
+    with pytest.raises(UserError, match=message):
+        on_device("qwen3.5-35b-a3b", **changes)
+    on_device("qwen3.5-35b-a3b", **changes, cache__prefix_cache=False)
+
+
+@pytest.mark.parametrize("model", ["granite-4.0-h-small", "qwen3.5-27b", "kimi-linear-48b-a3b"])
+@pytest.mark.parametrize("blocks", [40, 1000])
+def test_the_longest_request_of_a_number_of_blocks_takes_no_more(model, blocks):
+    shape, s = memory_shape(model), PlanSettings()
+    longest = BlockGroups.of(shape, s).longest(blocks)
+    taken, beyond = (BlockGroups.of(shape, replace(s, ctx=ctx)).of_request for ctx in (longest, longest + 1))
+    assert taken <= blocks < beyond
+
+
+def searched(model, engine):
+    """The settings that are searched for it on an H100, where prompts share text."""
+    base = on_device(model, machine__engine=engine)
+    profile, memory = load_profile(base.machine.profile), devices()["h100_sxm"].memory_bytes
+    return space_of(engine, base=base, profile=profile, model=model, memory=memory, reuse=True)
+
+
+def test_of_vllm_the_settings_are_searched_with_which_it_starts():
+    space = searched("qwen3.5-35b-a3b", "vllm")
+    assert {c.scenario.cache.policy for c in space.candidates} == {"vllm"}
+    kept = {c.scenario.cache.prefix_cache: c.scenario for c in space.candidates if not c.reason}
+    assert set(kept) == {True, False}
+    assert all(any(group.kind == "state" for group in scenario.cache.groups) for scenario in kept.values())
+    least = {True: 2048, False: 128}
+    for prefixes, batch in least.items():
+        assert batch == min(c.scenario.n_batch for c in space.candidates if c.scenario.cache.prefix_cache is prefixes)
+    many = [c for c in space.candidates if c.scenario.server.slots == 512]
+    assert {c.reason for c in many} == {"memory"}
+    assert all("available Mamba cache blocks" in c.detail for c in many)
+    assert ("--enable-chunked-prefill", "") in many[0].flags
+    assert space.policies_left_out["hf-reserved"] == ("engine", "not with the states of qwen3.5-35b-a3b")
+
+
+@pytest.mark.slow
+def test_of_llamacpp_the_policy_with_states_is_searched():
+    space = searched("granite-4.0-h-small", "llamacpp")
+    assert {(c.scenario.cache.policy, c.scenario.unified) for c in space.candidates} == {
+        ("hybrid", True),
+        ("hybrid", False),
+    }
+    assert (2048, 2048) in {(c.scenario.n_batch, c.scenario.n_ubatch) for c in space.candidates}
+    assert {c.reason for c in space.candidates} == {"", "memory"}
+
+
+@pytest.mark.slow
+def test_recommend_searches_them():
+    found = recommend(
+        users={"users": 2, "prompt": 200, "output": 20, "think": "10s"},
+        slo="ttft_p95<4s",
+        model="granite-4.0-h-tiny",
+        device="h100_sxm",
+        engine="vllm",
+        requests=10,
+        workers=1,
+        budget=SMALL,
+    )
+    assert found.best[0].verdict == "surely"
+    assert "no measured server of this kind: no error is known" in found.profile.basis
