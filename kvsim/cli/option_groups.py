@@ -245,7 +245,6 @@ class ScenarioOptions(ServedOptions):
         """
         from kvsim.scenario.scenario import given_profile, load_scenario
         from kvsim.scenario.trace_sections import TRACES, TraceWorkload
-        from kvsim.simulation.set_up import known_policy
 
         if source is None:
             warn(filter(None, [self._left_behind()]))
@@ -256,6 +255,8 @@ class ScenarioOptions(ServedOptions):
         except UserError:
             if under is None or self.model is None:
                 raise
+            from kvsim.simulation.set_up import known_policy
+
             loaded = load_scenario(base, **replaced, cache__policy=known_policy(under))
         changes: dict[str, Any] = {}
         if self.seed is not None:

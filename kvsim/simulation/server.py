@@ -84,6 +84,7 @@ class Server:
                     self._drop_ended()
             # Behind a step of rows no time passes before the next look, unless it waits for copies.
             copies = recorder.host_prompts is not None or recorder.counts.host.chunks.servers > 0
+            copies = copies or self._policy.saves_checkpoints
             looks_soon = busy and scheduler.rule is not None and not copies
             if recorder.watches and not looks_soon:
                 recorder.cache(now, self._policy.usage())

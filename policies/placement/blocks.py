@@ -53,8 +53,8 @@ class BlockRule(PlacementRule):
         """Repeats after which some row has had its last token; 0 where the step taken last cannot be repeated."""
         self._least_left: i64 = 0
         """The fewest tokens that a row was still to be given after the step taken last."""
-        self._top_rises = False
-        """Whether a row writes into the highest block that holds a token."""
+        self._highest: i64 = -1
+        """The highest block that a row was last written into; -1 if that was not counted."""
         self.steps = 0
         """Steps taken."""
 
@@ -270,7 +270,8 @@ class BlockRule(PlacementRule):
             return
         free = extents.total * size
         self.stored, self.span = occupancy.stored + self._repeats * self._tokens, occupancy.top
-        if self._top_rises:
+        # Asked for now: higher blocks may have been given up since the rows were written.
+        if self.span and self._highest == occupancy.highest:
             self.span += self._repeats
         self.allocated, self.placeable = self._blocks.capacity - free, free
         self.free_extents, self.largest_free_extent = extents.lengths.count, extents.largest * size
@@ -341,7 +342,7 @@ class BlockRule(PlacementRule):
         group.span = scanned + more
         self.ended = least_left <= 0
         self._least_left, self._until_end = least_left, 0
-        self._top_rises = counts and occupancy.top > 0 and highest == occupancy.highest
+        self._highest = highest
 
     def _write_in_passes(self, tables: list[BlockTable]) -> None:
         """Write the tokens of more rows than a pass has room for, one of each."""

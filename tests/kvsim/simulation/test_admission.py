@@ -53,7 +53,7 @@ def test_no_evict_starts_as_many_as_can_end():
 @given(world=scenarios(schedulers=("vllm",)))
 def test_no_evict_never_preempts(world):
     found = outcome(world, "no-evict", detail="requests")
-    assert isinstance(found, str) or found[0]["preemptions"] == 0
+    assert isinstance(found, str) or found[0].preemptions == 0
 
 
 def test_the_newest_is_preempted_or_the_one_that_has_generated_least():

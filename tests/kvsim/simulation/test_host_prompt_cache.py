@@ -164,8 +164,8 @@ class HostCacheMachine(RuleBasedStateMachine):
         assert [len(each) for each in cells] == [entry.content.n for entry in self.cache.entries]
         taken = np.concatenate([*cells, np.zeros(0, dtype=np.int64)])
         assert len(np.unique(taken)) == len(taken)
-        assert not any(start <= cell < end for cell in taken.tolist() for start, end in self.cache._free)
-        assert self.cache._free.size - self.cache._free.total == len(taken)
+        assert not any(start <= cell < end for cell in taken.tolist() for start, end in self.cache._host._free)
+        assert self.cache._host._free.size - self.cache._host._free.total == len(taken)
 
 
 @pytest.mark.slow

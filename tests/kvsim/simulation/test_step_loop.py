@@ -63,7 +63,24 @@ def test_a_sequence_that_is_put_back_to_wait_leaves_both_caches_of_a_sliding_win
     )
     together = outcome(world, "sliding-window")
     assert outcome(world, "sliding-window", most_steps=NONE) == together
-    assert together[0]["preemptions"] > 5
+    assert together[0].preemptions > 5
+
+
+@pytest.mark.parametrize("most_steps", [ONE, NONE])
+def test_the_span_falls_where_another_sequence_gives_up_the_highest_block(most_steps):
+    """With steps composed ahead, the blocks of a request that has ended go while rows are written."""
+
+    def tokens(mu, most):
+        return {"kind": "lognormal", "mu": mu, "sigma": 1.0 if most == 100 else 0.8, "min": 1, "max": most}
+
+    workload = {"kind": "poisson", "requests": 4, "rate": 2.0}
+    workload |= {"prompt_tokens": tokens(3.5, 100), "output_tokens": tokens(4.5, 200)}
+    server = {"scheduler": "vllm", "slots": 3, "n_batch": 400, "n_ubatch": 4, "slot_context": 160}
+    cache = {"cells": 192, "block_size": 4, "window": 48, "prefix_cache": False, "free_order": "0.22.1"}
+    sections = {"workload": workload, "server": {**server, "async_scheduling": True}, "cache": cache}
+    world = load_scenario({"name": "random", "seed": 7, **sections})
+    together = outcome(world, "paged-window", detail="cache")
+    assert outcome(world, "paged-window", most_steps=most_steps, detail="cache") == together
 
 
 CROWDED = (
