@@ -123,19 +123,8 @@ class SweepResult:
     def runs(self) -> pd.DataFrame:
         """One row per finished run: number, policy, replication, the axes, all measures."""
         done = (row for row in self.rows if row.status == "done")
-        table = self._table(((row, json.loads(row.measures)) for row in done), MEASURES)
+        table = _table(((row, json.loads(row.measures)) for row in done), [*self.plan.axes, *MEASURES])
         return table.astype(dict.fromkeys(MEASURES, float))
-
-    def _table(self, rows: Iterable[tuple[Row, dict[str, Any]]], columns: Iterable[str]) -> pd.DataFrame:
-        """Runs as a table: which each is, its axes, and what is told of it in further columns."""
-        import pandas as pd
-
-        told = [
-            {"number": row.number, "policy": row.policy, "replication": row.replication, **json.loads(row.settings)}
-            | more
-            for row, more in rows
-        ]
-        return pd.DataFrame(told, columns=["number", "policy", "replication", *self.plan.axes, *columns])
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -159,8 +148,13 @@ class SweepResult:
             counts = {"replications": 0 if group is None else len(group), "failed": n_failed}
             row_: dict[str, Any] = {"number": point.number, "policy": point.policy, **point.settings, **counts}
             if group is not None:
+                latencies = self._latencies_of(group)
                 for measure in MEASURES:
-                    row_ |= self._interval(measure, group)
+                    known = group[measure].dropna().to_numpy()
+                    if measure in WITHOUT_INTERVAL and len(known):
+                        row_[measure] = float(known.mean())
+                    elif len(known):
+                        row_ |= measure_interval(measure, known, self.level, latencies).columns(measure)
             remarks = filter(None, (self._missed_precision(group), _verdict(group, n_failed)))
             rows.append({**row_, "verdict": "; ".join(remarks)})
         ends = [
@@ -171,14 +165,6 @@ class SweepResult:
         return pd.DataFrame(
             rows, columns=["number", "policy", *self.plan.axes, "replications", "failed", *ends, "verdict"]
         )
-
-    def _interval(self, measure: str, group: pd.DataFrame) -> dict[str, float]:
-        known = group[measure].dropna().to_numpy()
-        if not len(known):
-            return {}
-        if measure in WITHOUT_INTERVAL:
-            return {measure: float(known.mean())}
-        return measure_interval(measure, known, self.level, self._latencies_of(group)).columns(measure)
 
     def _latencies_of(self, group: pd.DataFrame) -> list[LatencySketches]:
         """The latencies of each of a point's runs."""
@@ -232,7 +218,7 @@ class SweepResult:
     def failures(self) -> pd.DataFrame:
         """One row per failed run: number, policy, replication, the axes, ``error``."""
         failed = (row for row in self.rows if row.status == "failed")
-        return self._table(((row, {"error": row.error}) for row in failed), ["error"])
+        return _table(((row, {"error": row.error}) for row in failed), [*self.plan.axes, "error"])
 
     def rankings(self, measure: str | None = None) -> dict[int, Ranking]:
         """Rank the policies at each point by a measure; keyed by number.
@@ -298,30 +284,19 @@ class SweepResult:
         for number, ranking in self.rankings(measure).items():
             groups = self._identical.get(number, ())
             alike = [p for group in groups if ranking.best in group for p in group if p != ranking.best]
-            row = {"number": number, **settings[number], "best": ranking.best}
+            row = {"number": number, **settings[number], "best": ranking.best, "identical": ", ".join(alike)}
             row["value"] = values[number, ranking.best]
-            row["identical"] = ", ".join(alike)
             if ranking.runner_up is not None:
                 ratio = ranking.comparison.ratios[ranking.names.index(ranking.runner_up)]
                 sign = -1.0 if ranking.measure in MORE_IS_BETTER else 1.0
                 low, high = sorted((sign * (ratio.low - 1), sign * (ratio.high - 1)))
-                behind = {"behind": sign * (ratio.value - 1), "behind_low": low, "behind_high": high}
-                row |= {"second": ranking.runner_up, **behind}
+                row |= {"second": ranking.runner_up, "behind": sign * (ratio.value - 1)}
+                row |= {"behind_low": low, "behind_high": high}
             rivals = {"holds": ranking.holds and len(ranking.names) > 1, "rivals": len(ranking.names) - 1}
             reasons = "; ".join(f"{policy} {reason.why}" for policy, reason in left_out.get(number, {}).items())
             rows.append({**row, **rivals, "left_out": reasons})
-        columns = [
-            "best",
-            "identical",
-            "value",
-            "second",
-            "behind",
-            "behind_low",
-            "behind_high",
-            "holds",
-            "rivals",
-            "left_out",
-        ]
+        behind = ("second", "behind", "behind_low", "behind_high")
+        columns = ("best", "identical", "value", *behind, "holds", "rivals", "left_out")
         return pd.DataFrame(rows, columns=["number", *self.plan.axes, *columns])
 
     def conclusion(self, measure: str | None = None) -> str:
@@ -379,6 +354,17 @@ class SweepResult:
             "best": _records(self.best()),
             "failures": _records(self.failures),
         }
+
+
+def _table(rows: Iterable[tuple[Row, dict[str, Any]]], columns: Iterable[str]) -> pd.DataFrame:
+    """Runs as a table: which each is, and of its axes and what is told of it these columns."""
+    import pandas as pd
+
+    told = [
+        {"number": row.number, "policy": row.policy, "replication": row.replication, **json.loads(row.settings), **more}
+        for row, more in rows
+    ]
+    return pd.DataFrame(told, columns=["number", "policy", "replication", *columns])
 
 
 def _verdict(group: pd.DataFrame | None, failed: int) -> str:
