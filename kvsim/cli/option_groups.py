@@ -295,14 +295,12 @@ class TraceOptions:
     @property
     def keys(self) -> dict[str, Any]:
         """The keys of a trace's ``[workload]`` that are set."""
-        keys: dict[str, Any] = {}
-        if self.skip_bad_rows:
-            keys["skip_bad_rows"] = True
-        if self.drop_failed:
-            keys["failed"] = "drop"
-        if self.continue_clock:
-            keys["clock_reset"] = "continue"
-        return keys
+        keys = {
+            "skip_bad_rows": self.skip_bad_rows,
+            "failed": self.drop_failed and "drop",
+            "clock_reset": self.continue_clock and "continue",
+        }
+        return {key: value for key, value in keys.items() if value}
 
     @property
     def table(self) -> dict[str, Any]:
@@ -332,7 +330,6 @@ def _time(text: str | None) -> Time | None:
     from workloads.traces.table_row import Time
 
     units: tuple[Time, ...] = get_args(Time)
-    for unit in units:
-        if text == unit:
-            return unit
-    raise UserError(f"--time: {text!r}; accepted: {', '.join(units)}")
+    if text not in units:
+        raise UserError(f"--time: {text!r}; accepted: {', '.join(units)}")
+    return text

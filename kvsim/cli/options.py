@@ -258,10 +258,9 @@ def preset_group(name: str) -> PresetGroup:
     """The group of policies that a user names. Raises ``UserError``."""
     from policies import GROUPS
 
-    for group in GROUPS:
-        if group == name:
-            return group
-    raise UserError(f"--group: {no_such('group of policies', name, GROUPS)}")
+    if name not in GROUPS:
+        raise UserError(f"--group: {no_such('group of policies', name, GROUPS)}")
+    return name
 
 
 def storage_type(option: str, name: str) -> Storage:

@@ -136,7 +136,9 @@ class Recommendation(Advice):
     @property
     def _conclusion(self) -> str:
         if not self.best:
-            return f"Nothing can be recommended: {self._why_nothing()}."
+            why, n = next(iter(self.ruled_out.values())), len(self.ruled_out)
+            ruled_out = f"all {n:,} settings were ruled out: {REASONS[why.reason]} ({why.detail})"
+            return f"Nothing can be recommended: {ruled_out}."
         first = self.best[0]
         predicted = figures(first)
         command = f"{first.candidate.command} {command_line(first.candidate.flags)}".strip()
@@ -152,7 +154,7 @@ class Recommendation(Advice):
                 "Arrivals outpace service" if factor <= 1 else f"It misses {bound.text or bound.measure} most{times}"
             )
             nearest = f"The nearest setting is {command}: predicted {predicted}"
-            return f"Nothing meets {self.slo.text}. {nearest}. {missed}. {self._reduced_load(first)}."
+            return f"Nothing meets {self.slo.text}. {nearest}. {missed}. {self._sustained_load(first)}."
         certainty = "" if first.verdict == "surely" else ", though this is not certain"
         return f"Run {command}: predicted {predicted}{certainty}. {self._sustained_load(first)}."
 
@@ -206,12 +208,8 @@ class Recommendation(Advice):
     @property
     def limits(self) -> list[str]:
         """Limits of these predictions, one line each."""
-        return limits_of(self) + self._warnings
-
-    @property
-    def _warnings(self) -> list[str]:
-        """Warnings of the finalists' runs, each once, with the places that had it."""
-        return _by_place((place, o.warnings) for place, f in enumerate(self.best, 1) for o in f.outcomes)
+        warnings = ((place, o.warnings) for place, f in enumerate(self.best, 1) for o in f.outcomes)
+        return limits_of(self) + _by_place(warnings)
 
     @property
     def notes(self) -> list[str]:
@@ -322,10 +320,16 @@ class Recommendation(Advice):
         return times if users is None else f"{counted(max(1, int(load * users)), 'user')} ({times})"
 
     def _sustained_load(self, f: Finalist) -> str:
+        """At which load the best setting meets the service level, or would."""
         if not f.loads:
-            return self._no_load
-        if f.sustained is None:
+            return "No other load was searched" if self.traffic.scalable else "There is no load to change"
+        if f.sustained is None and self.met:
             return "In some replications it meets the service level at no load that was tried"
+        if f.sustained is None:
+            not_even = "Not even" if max(f.loads) == 0 else "In some replications not even"
+            return f"{not_even} 1/{1 / LOWEST_LOAD:.0f} of this load meets it"
+        if not self.met:
+            return f"It would meet it at {self._spoken_load(f.sustained)}"
         if f.at_least:
             return (
                 f"It should sustain at least {self.load_in_words(f.sustained.value)}; the largest that was tried is "
@@ -335,22 +339,6 @@ class Recommendation(Advice):
         if f.promised is None:
             return f"It should sustain {average}"
         return f"It should sustain {self.load_in_words(f.promised)} in 95 of 100 such runs; on average {average}"
-
-    def _reduced_load(self, f: Finalist) -> str:
-        if not f.loads:
-            return self._no_load
-        if f.sustained is None:
-            not_even = "Not even" if max(f.loads) == 0 else "In some replications not even"
-            return f"{not_even} 1/{1 / LOWEST_LOAD:.0f} of this load meets it"
-        return f"It would meet it at {self._spoken_load(f.sustained)}"
-
-    @property
-    def _no_load(self) -> str:
-        return "No other load was searched" if self.traffic.scalable else "There is no load to change"
-
-    def _why_nothing(self) -> str:
-        why = next(iter(self.ruled_out.values()))
-        return f"all {len(self.ruled_out):,} settings were ruled out: {REASONS[why.reason]} ({why.detail})"
 
 
 def _missed(f: Finalist) -> str:

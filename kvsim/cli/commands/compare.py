@@ -17,8 +17,18 @@ from kvsim.results import writable
 
 if TYPE_CHECKING:
     from kvsim.experiments.comparison import Comparison
+    from kvsim.experiments.draft_counts import DraftCounts
 
 app = typer.Typer(add_completion=False)
+
+_DraftTokens = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,...",
+        help="Compare drafts of so many tokens instead, under one policy: 0,2,4,8; 0 is none. How many are accepted "
+        "says [speculation].",
+    ),
+]
 
 
 @app.command()
@@ -38,14 +48,7 @@ def compare(
     max_failed: MaxFailed = "0%",
     plots: Plots = False,
     check: Check = False,
-    draft_tokens: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,...",
-            help="Compare drafts of so many tokens instead, under one policy: 0,2,4,8; 0 is none. How many are "
-            "accepted says [speculation].",
-        ),
-    ] = None,
+    draft_tokens: _DraftTokens = None,
     loads: Annotated[
         str, typer.Option(metavar="X,...", help="With --draft-tokens: multiples of the load, such as 1,4,16.")
     ] = "1",
@@ -62,20 +65,13 @@ def compare(
     from policies import in_group
 
     load_plugins(plugin)
-    first = policy[0] if policy else None
     if draft_tokens is not None:
-        from kvsim.experiments.draft_counts import compare_drafts
-
-        if policy is not None and len(policy) > 1:
-            raise UserError("--draft-tokens: under one policy; name it with --policy")
-        counts = [int(n) for n in _numbers("--draft-tokens", draft_tokens, r"\d{1,2}")]
-        multiples = [float(x) for x in _numbers("--loads", loads, r"\d{1,4}(?:\.\d{1,4})?")]
-        answer(compare_drafts(of.load(under=first), counts, first, loads=multiples), as_json)
+        answer(_compared_drafts(of, policy, draft_tokens, loads), as_json)
         return
     plots = plots and not as_json  # There is no folder for them.
     ranked_up_to = share_of_requests("--max-failed", max_failed)
     chosen = preset_group(group)
-    loaded = of.load(under=first)
+    loaded = of.load(under=policy[0] if policy else None)
     total = (len(policy) if policy else len(in_group(chosen))) * loaded.build_workload().n_requests * replications
     profile_of(loaded)  # This and the next raise before a folder is made.
     choose(policy, in_group(chosen), lambda one: priced(loaded, one))
@@ -97,8 +93,18 @@ def compare(
     answer(comparison, as_json, details=everything)
     if not as_json:
         _save(comparison, out / loaded.name, plots, everything)
-        if any(result.summary["failed"] for result in comparison.results):
-            point_to_questions("requests fail")
+
+
+def _compared_drafts(of: ScenarioOptions, policies: list[str] | None, drafts: str, loads: str) -> DraftCounts:
+    """The answer to ``--draft-tokens``. Raises ``UserError``."""
+    from kvsim.experiments.draft_counts import compare_drafts
+
+    if policies is not None and len(policies) > 1:
+        raise UserError("--draft-tokens: under one policy; name it with --policy")
+    policy = policies[0] if policies else None
+    counts = [int(n) for n in _numbers("--draft-tokens", drafts, r"\d{1,2}")]
+    multiples = [float(x) for x in _numbers("--loads", loads, r"\d{1,4}(?:\.\d{1,4})?")]
+    return compare_drafts(of.load(under=policy), counts, policy, loads=multiples)
 
 
 def _numbers(option: str, text: str, pattern: str) -> list[str]:
@@ -117,3 +123,5 @@ def _save(comparison: Comparison, folder: Path, plots: bool, everything: bool) -
     if not everything:
         more += "; --all prints the cache, all percentiles and what was assumed"
     typer.echo(f"\nSaved {', '.join(first)} and {len(written) - len(first)} more files in {written[0].parent}/{more}")
+    if any(result.summary["failed"] for result in comparison.results):
+        point_to_questions("requests fail")

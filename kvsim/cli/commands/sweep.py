@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -60,8 +60,7 @@ def sweep(
     from kvsim.experiments.sweep_file import left_of
 
     load_plugins(plugin)
-    if of.device is not None:
-        warn(filter(None, [left_of(file, of.device, of.engine)]))
+    warn(filter(None, [of.device and left_of(file, of.device, of.engine)]))
     try:
         with SweepBar(file) as progress:
             result = run(
@@ -93,12 +92,11 @@ def _failures(result: SweepResult) -> list[str]:
     from kvsim.experiments.store import written_names
 
     failures = result.failures
-    lines = [_failure(row) for row in failures.head(_NAMED_FAILURES).to_dict("records")]
+    lines = [
+        f"point {row['number']} under {row['policy']}, replication {row['replication']}: {row['error']}"
+        for row in failures.head(_NAMED_FAILURES).to_dict("records")
+    ]
     if len(failures) > _NAMED_FAILURES:
         listed_in = written_names(result.store)["failures"]
         lines.append(f"and {len(failures) - _NAMED_FAILURES:,} more failed runs, see {listed_in}")
     return lines
-
-
-def _failure(row: dict[Any, Any]) -> str:
-    return f"point {row['number']} under {row['policy']}, replication {row['replication']}: {row['error']}"
