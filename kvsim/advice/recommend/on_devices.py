@@ -165,13 +165,8 @@ def _at(place: Place, traffic: Traffic, q: Asked) -> Recommendation | MemoryAnsw
     """The answer for one place. Raises ``UserError``, among others if the model does not fit into its memory."""
     shape, engine = memory_shape(place.model), _engine(place, q)
     vllm = engine == "vllm"
-    least: dict[str, Any] = {"server__slots": _LEAST_SLOTS, "server__n_batch": _LEAST_BATCH} if vllm else {}
-    # Of models with states no others are simulated, whatever a scenario or a command line says; a block is a step's
-    # least then, and the sequences are as many as there are blocks for.
+    # Of models with states no others are simulated, whatever a scenario or a command line says.
     policy = {"cache__policy": engine if vllm else "hybrid"} if shape.states else {}
-    if policy and vllm:
-        s = PlanSettings(type_k=place.kv or "f16", type_v=place.kv or "f16", tensor_parallel=place.tensor_parallel)
-        least = {"server__n_batch": max(_LEAST_BATCH, block_size(shape, s))}
     # Raises ``UserError``, with what would fit, if the model does not: its times would be of no use.
     served, cells = place.served(engine), _least_cells if vllm else llamacpp_cells
     if q.compared:
@@ -196,6 +191,8 @@ def _at(place: Place, traffic: Traffic, q: Asked) -> Recommendation | MemoryAnsw
         fields = q.fields(traffic, shape, **here)
         return MemoryAnswer(**fields, shape=shape, weights=weights, no_times=str(e), least=q.least(shape))
     changes: dict[str, Any] = {
+        "model": place.model,
+        "device": place.device,
         "machine__tensor_parallel": place.tensor_parallel,
         "machine__weights": weights,
         "machine__profile": place.profile,
@@ -203,33 +200,48 @@ def _at(place: Place, traffic: Traffic, q: Asked) -> Recommendation | MemoryAnsw
         "machine__n_gpu_layers": place.n_gpu_layers,
         "machine__n_cpu_moe": place.n_cpu_moe,
         "machine__cpu_gb_s": place.cpu_gb_s,
-        **least,
         **policy,
         "cache__type_k": profile.type_k,
         "cache__type_v": profile.type_v,
     }
     changes = {key: value for key, value in changes.items() if value is not None}
-    scenario = load_scenario(traffic.scenario, model=place.model, device=place.device, **changes)
+    scenario = load_scenario(traffic.scenario, **changes, **(_smallest(place, shape) if vllm else {}))
     fields = q.fields(traffic, shape, profile=profile, scenario=scenario, **here)
     # A profile of the user's own says nothing of other types.
     narrower = NARROWER[engine] if place.kv is None and place.profile is None else ()
-    title = ENGINE_TITLES[engine]
-    usual = {key: value for key, value in changes.items() if key not in least}
-    on_place: dict[str, Any] = {"model": place.model, "device": place.device, **usual}
-    fixed, usually = {}, f"{title}'s defaults"
-    try:
-        fixed = {} if q.compared else {usually: load_scenario(traffic.scenario, **on_place)}
-    except UserError as e:  # With states vLLM does not start by itself everywhere.
-        if q.effort.told is not None:
-            q.effort.told(f"{usually}: {e}")
-    if q.now is not None:
-        fixed = {NOW: load_scenario(traffic.scenario, **{**on_place, **q.now, **policy}), **fixed}
+    fixed = _fixed(traffic, q, changes, policy, f"{ENGINE_TITLES[engine]}'s defaults")
     found = find_settings(fields, shape, weights, q.effort, narrower, fixed)
     found = found if weights or q.compared else with_weights_offered(found, shape, engine, q.effort)
     if found.interrupted or not found.best:
         return found
     # Of several devices only the first settings show.
     return _with_fleet(found, found.best[:1] if q.compared else found.best, q.effort)
+
+
+def _smallest(place: Place, shape: MemoryShape) -> dict[str, Any]:
+    """The smallest settings of vLLM that are tried, as keys of a scenario."""
+    if not shape.states:
+        return {"server__slots": _LEAST_SLOTS, "server__n_batch": _LEAST_BATCH}
+    # A block is a step's least then, and the sequences are as many as there are blocks for.
+    s = PlanSettings(type_k=place.kv or "f16", type_v=place.kv or "f16", tensor_parallel=place.tensor_parallel)
+    return {"server__n_batch": max(_LEAST_BATCH, block_size(shape, s))}
+
+
+def _fixed(
+    traffic: Traffic, q: Asked, place: Mapping[str, Any], policy: Mapping[str, Any], usually: str
+) -> dict[str, Scenario]:
+    """Settings that are run whatever is searched, by title: those of now, and the engine's defaults, ``usually``.
+
+    ``place``: keys of the scenario there, ``policy`` among them, which those of now do not replace.
+    """
+    fixed = {} if q.now is None else {NOW: load_scenario(traffic.scenario, **{**place, **q.now, **policy})}
+    if not q.compared:
+        try:
+            fixed[usually] = load_scenario(traffic.scenario, **place)
+        except UserError as e:  # With states vLLM does not start by itself everywhere.
+            if q.effort.told is not None:
+                q.effort.told(f"{usually}: {e}")
+    return fixed
 
 
 def _with_fleet(found: Recommendation, best: Sequence[Finalist], effort: Effort) -> Recommendation:
