@@ -199,7 +199,7 @@ class Policy(Admits, FindsPrefixes, Exports, Loads, SavesCheckpoints, Compacts, 
         in_flight: int = 0,
         known: int | None = None,
     ) -> bool:
-        """As ``reserve``, and for ``lookahead`` tokens behind it, where a drafter writes; by default not for these.
+        """Take room as ``reserve`` does, and for ``lookahead`` drafted tokens behind it; by default not for these.
 
         The chunk may itself end with drafted tokens, which are not ``known``.
         """

@@ -34,7 +34,7 @@ class Headroom(NamedTuple):
 
     @property
     def said(self) -> str:
-        """It in words."""
+        """The tail in words."""
         few = "" if _TAIL * self.seen >= _SHAPED else ", as far as so few tell"
         return (
             f"room for {self.tokens:,} tokens: of {self.seen:,} requests the longest has {self.longest:,}; by their "

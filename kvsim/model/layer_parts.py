@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
     @property
     def of_experts(self) -> int:
-        """Those in matrices of experts."""
+        """Weights in matrices of experts."""
         return sum(matrix.numbers for matrix in self.matrices if matrix.experts)
 
 

@@ -196,7 +196,7 @@ class TimeBreakdown:
             self._at_load[job.request.id] = self._waits_s.copy()
 
     def loaded(self, job: Job, seconds: float) -> None:
-        """It has waited so long; after a preemption that is part of what the preemption cost."""
+        """A request has waited so long for chunks; after a preemption that is part of what the preemption cost."""
         at_load = self._at_load.pop(job.request.id, None)
         if at_load is not None and job.request.id in self._waiting:
             first, before = self._waiting[job.request.id]

@@ -190,6 +190,6 @@ class HybridPolicy(MultiStreamPolicy):
         super().divide(seq, start, stop, divisor)
 
     def placement_rule(self) -> StreamRule | None:
-        """That of the cells; states see what rows were given when it matters."""
+        """Give the rule of the cells; states see what rows were given when it matters."""
         self._has_rows = True
         return super().placement_rule()

@@ -133,7 +133,7 @@ class HybridPagedPolicy(Policy):
         return self.blocks.look_up(content, tokens).tokens
 
     def cut_chunk(self, seq: int, start: int, n: int, *, prompt: int, tokens: int, most: int) -> int:
-        """As many tokens as end where states are kept."""
+        """Cut a chunk where states are kept."""
         return self.blocks.cut_chunk(seq, start, n, prompt, tokens, most)
 
     def _begin_step(self) -> None:

@@ -245,7 +245,7 @@ class GroupBlocks:
         table.n_keyed = stop
 
     def worth_caching(self, first: int, stop: int, boundaries: Boundaries) -> Iterator[int]:
-        """Those of the blocks from ``first`` to ``stop`` that may be found again (``reachable_block_mask``)."""
+        """The numbers of the blocks from ``first`` to ``stop`` that may be found again (``reachable_block_mask``)."""
         return iter(range(first, stop))
 
     # What is found
@@ -261,7 +261,7 @@ class GroupBlocks:
         return self.cut(found)
 
     def cut(self, found: list[int]) -> list[int]:
-        """As many of these blocks as make an aligned number of tokens."""
+        """The first of these blocks, as many as make an aligned number of tokens."""
         return found[: len(found) * self.size // self._aligned * self._aligned // self.size]
 
 

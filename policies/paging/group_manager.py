@@ -102,7 +102,7 @@ class GroupManager:
         return self._found.get(seq, self._nothing)
 
     def cut_chunk(self, seq: int, start: int, n: int, prompt: int, tokens: int, most: int) -> int:
-        """As many tokens as end where states are kept; arguments as in ``Policy.cut_chunk``."""
+        """Cut a chunk where states are kept; arguments as in ``Policy.cut_chunk``."""
         if self.state is None:
             return n
         held = self.sequences.get(seq)

@@ -45,7 +45,7 @@ class Synthetic:
 
     @property
     def prefixes(self) -> Prefixes:
-        """It is known what prompts share: the same beginning, if any."""
+        """What prompts share is known: the same beginning, if any."""
         return "tokens"
 
     def __iter__(self) -> Iterator[Request]:

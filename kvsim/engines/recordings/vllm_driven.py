@@ -229,4 +229,4 @@ class DrivenApart(Driven, ApartVllm):
 
 
 class DrivenAsyncApart(DrivenApart, AsyncApartVllm):
-    """The same with asynchronous steps; the replay calls ``collect``."""
+    """Driven by a recording whose steps were composed ahead; the replay calls ``collect``."""

@@ -167,4 +167,4 @@ class ApartVllm(OffloadingVllm):
 
 
 class AsyncApartVllm(ApartVllm, AsyncOffloadingVllm):
-    """The same, one step composed ahead."""
+    """A server apart that composes one step ahead."""
