@@ -201,7 +201,9 @@ class Recommendation(Advice):
                 )
                 lines.append(f"Beside {name}, which would sustain {self.load_in_words(load.value)}, {more}.")
             elif f.loads:
-                lines.append(f"{'What runs now' if f.candidate.family == NOW else name}: {_missed(f)}.")
+                subject = "What runs now" if f.candidate.family == NOW else name
+                meets = f" would sustain {self.load_in_words(load.value)}" if load is not None else f": {_missed(f)}"
+                lines.append(f"{subject}{meets}.")
         lines += [f"{c.family} cannot be tried: {c.detail}." for c in self.space.fixed if c.reason]
         return lines
 

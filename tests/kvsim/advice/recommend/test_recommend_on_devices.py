@@ -205,6 +205,8 @@ def test_the_engines_defaults_and_what_runs_now_are_judged_beside_the_best():
     assert gain > 2
     assert found.gains[0].startswith("Beside what runs now, which would sustain ")
     assert "Beside vLLM's defaults" in found.gains[1]
+    # Where nothing that was searched is left beside them, too.
+    assert replace(found, best=()).gains[0].startswith("What runs now would sustain ")
     assert {c.number for c in found.space.fixed} == {-1, -2}
 
 
