@@ -39,6 +39,8 @@ BatchRow = tuple[int, int, bool, tuple[int, ...]]
 
 _TYPES: dict[Storage, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 """``enum ggml_type``."""
+_PARTIAL_ONLY = 1
+"""``LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY``."""
 _DEBUG_VARIABLE = "LLAMA_KV_CACHE_DEBUG"
 
 
@@ -345,22 +347,33 @@ class Context(Closeable):
         if not self._api.llama_state_set_data(self.handle, pointer, len(state)):
             raise RuntimeError("llama.cpp did not take back its own state")
 
-    def state_of(self, seq: int, memory: Callable[[int], NDArray[np.uint8]] | None = None) -> NDArray[np.uint8]:
-        """The contents of a sequence, for ``put``; ``memory`` gives as many bytes as it is asked for."""
-        size = int(self._api.llama_state_seq_get_size(self.handle, seq))
+    def state_of(
+        self, seq: int, memory: Callable[[int], NDArray[np.uint8]] | None = None, *, partial: bool = False
+    ) -> NDArray[np.uint8]:
+        """The contents of a sequence, for ``put``; ``memory`` gives as many bytes as it is asked for.
+
+        ``partial``, era B: only what could not be rolled back later, a context checkpoint.
+        """
+        size = self._of_sequence("get_size", seq, partial=partial)
         data = np.zeros(size, np.uint8) if memory is None else memory(size)
         pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        n = self._api.llama_state_seq_get_data(self.handle, pointer, len(data), seq)
-        return data[: int(n)]
+        n = self._of_sequence("get_data", pointer, len(data), seq, partial=partial)
+        return data[:n]
 
-    def put(self, seq: int, state: NDArray[np.uint8]) -> bool:
+    def put(self, seq: int, state: NDArray[np.uint8], *, partial: bool = False) -> bool:
         """Insert what ``state_of`` returned, of a context with equal settings, as a sequence; False if cells are
         lacking.
 
         Cells are found as for a batch of as many tokens, and filled without any computation.
         """
         pointer = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        return bool(self._api.llama_state_seq_set_data(self.handle, pointer, len(state), seq))
+        return bool(self._of_sequence("set_data", pointer, len(state), seq, partial=partial))
+
+    def _of_sequence(self, operation: str, *arguments: Any, partial: bool) -> int:
+        """Call ``llama_state_seq_<operation>``, or its form that takes flags."""
+        if partial:
+            return int(getattr(self._api, f"llama_state_seq_{operation}_ext")(self.handle, *arguments, _PARTIAL_ONLY))
+        return int(getattr(self._api, f"llama_state_seq_{operation}")(self.handle, *arguments))
 
     def cells(self) -> list[StreamCells]:
         """Cells that llama.cpp has shown since the last call.

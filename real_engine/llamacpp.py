@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from kvsim.errors import Divergence, UserError
-from policies import Chunk, Exported, HostCopy, MicroBatch, Moves, OutOfCells, Policy, Transfer
+from policies import Checkpoint, Chunk, Exported, HostCopy, MicroBatch, Moves, OutOfCells, Policy, Transfer
 from policies.cells.arena import Arena
 from policies.delegating import DelegatingPolicy
 from policies.layouts.multi_stream import MultiStreamPolicy, Rejected
@@ -159,6 +159,27 @@ class MirroredPolicy(DelegatingPolicy):
             raise
         if not found:
             raise Divergence(f"{self.name} found {n} cells for a saved sequence, llama.cpp none")
+        return copies
+
+    def save_checkpoint(self, seq: int, host: Cells) -> Checkpoint:
+        """Save a checkpoint in the policy, and have llama.cpp do so (``llama_state_seq_get_data_ext``)."""
+        saved = self.inner.save_checkpoint(seq, host)
+        began = perf_counter()
+        state = self.context.state_of(self._llama_seq(seq), partial=True)
+        self.copying_s += perf_counter() - began
+        return saved._replace(state=(saved, state))
+
+    def restore_checkpoint(self, seq: int, checkpoint: Checkpoint) -> tuple[HostCopy, ...]:
+        """Restore a checkpoint in both, and free what was placed since. Raises ``Divergence``."""
+        inner, state = checkpoint.state
+        began = perf_counter()
+        found = self.context.put(self._llama_seq(seq), state, partial=True)
+        self.copying_s += perf_counter() - began
+        if not found:
+            raise Divergence(f"{self.name} found cells for a checkpoint, llama.cpp none")
+        self.context.cells()  # What it printed while it searched: not of the next batch.
+        copies = self.inner.restore_checkpoint(seq, inner)
+        self.context.remove(*self._notify("seq_rm", self._llama_seq(seq), checkpoint.last + 1, -1))
         return copies
 
     def compact(self) -> Moves:

@@ -68,6 +68,7 @@ def test_cells_of_both_caches_agree_where_half_of_the_layers_have_a_window(windo
         backend = backend_of(windowed, world, "sliding-window")
         seen = run(backend)
         assert min(seen.counts.host.saves, seen.counts.host.loads) > 10
+        assert min(seen.counts.checkpoints.made, seen.counts.checkpoints.restored) > 10
         assert backend.compared.steps > 100
 
 
