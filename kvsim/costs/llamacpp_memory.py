@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvsim.costs.drafter import drafter_parts
 from kvsim.costs.memory_settings import CONTEXT_UNIT, MOST_PARALLEL, Part, PlanSettings, weight_parts
 from kvsim.model.cache_groups import CacheGroup, MemoryShape, State
 from kvsim.model.storage_types import CACHE_TYPES, GGUF_ONLY, LLAMACPP_CACHE_TYPES, SERVED_TYPES, format_size, row_bytes
@@ -56,7 +57,7 @@ def parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
         found.append(
             Part("llamacpp", "buffers", "copied weights", copied, True, "the largest matrix of the CPU's layers")
         )
-    return found
+    return found + drafter_parts(parts, shape, s)
 
 
 def _states(group: CacheGroup, state: State, title: str, s: PlanSettings, on_cpu: float) -> Part:

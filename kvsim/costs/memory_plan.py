@@ -380,13 +380,15 @@ def default_cells(
     block_size: int = PRESENT["vLLM"].block_size,
     vllm_version: str = PRESENT["vLLM"].version,
     prefix_caching: bool = True,
+    drafter: str = "",
 ) -> int:
     """Return the tokens that the KV cache of a vLLM server holds on a device: its blocks times their size.
 
     ``model``: a shipped name, a config.json or a GGUF file; ``device``: a name of ``devices.toml``; ``tp``: GPUs over
     which each layer is divided; ``ep``: servers that divide the experts; ``batch``, ``sequences``: by default what
-    ``vllm serve`` takes on that device. vLLM counts the null block among its blocks, and so does this, although no
-    request can have it. Raises ``UserError``, with what would fit, if the weights do not.
+    ``vllm serve`` takes on that device; ``drafter``: as in ``PlanSettings``. vLLM counts
+    the null block among its blocks, and so does this, although no request can have it. Raises ``UserError``, with what
+    would fit, if the weights do not.
     """
     memory = device_named(device).memory_bytes
     made = plan(
@@ -403,13 +405,14 @@ def default_cells(
         expert_parallel=ep,
         vllm_version=vllm_version,
         prefix_caching=prefix_caching,
+        drafter=drafter,
         device=device,
     )
     _refuse_too_large(made, "vllm", device, memory)
     return made.vllm_blocks(memory) * BlockGroups.of(made.shape, made.settings).block_size
 
 
-def llamacpp_cells(of: Served, *, most: int | None = None) -> int:
+def llamacpp_cells(of: Served, *, most: int | None = None, drafter: str = "") -> int:
     """Return the cells of a llama-server that is not told its context: the model's, or what of it the device holds.
 
     ``most``: count on up to so many cells, whatever the model's context is. Raises as ``default_cells``.
@@ -427,6 +430,7 @@ def llamacpp_cells(of: Served, *, most: int | None = None) -> int:
         flash_attn=of.flash_attn,
         n_gpu_layers=of.n_gpu_layers,
         n_cpu_moe=of.n_cpu_moe,
+        drafter=drafter,
     )
     _refuse_too_large(made, "llamacpp", of.device, memory)
     if most is not None:

@@ -80,6 +80,8 @@ class PlanSettings:
     """vLLM: type of states, a key of ``MAMBA_CACHE_TYPES``."""
     mamba_ssm_cache_dtype: str = "auto"
     """vLLM: type of recurrent states, if not that of the others."""
+    drafter: str = ""
+    """What drafts beside the model: another model, or ``head`` for one layer more, as EAGLE and MTP have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,11 @@ class Part:
     """Most bytes, where a range is known."""
     source: str = ""
     """Where an estimate comes from."""
+
+    @property
+    def of_drafter(self) -> bool:
+        """Whether it belongs to what drafts beside the model."""
+        return self.name.startswith("drafter: ")
 
 
 def check_settings(s: PlanSettings, ubatch: int) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from kvsim.costs import vllm_blocks
+from kvsim.costs.drafter import HEAD, drafter_parts, drafter_shape
 from kvsim.costs.memory_settings import Part, PlanSettings, weight_parts
 from kvsim.costs.vllm_blocks import BlockGroups, cached_groups, token_bytes
 from kvsim.costs.vllm_profile import profile_parts, profile_run, version_numbers
@@ -14,7 +16,7 @@ from kvsim.model.storage_types import VLLM_CACHE_TYPES
 
 def parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
     """Everything that vLLM keeps in memory; sizes in bytes."""
-    found = weight_parts("vllm", shape, s)
+    found = weight_parts("vllm", shape, s) + drafter_parts(partial(weight_parts, "vllm"), shape, s)
     groups = BlockGroups.of(shape, s)
     titles = replace(shape, groups=groups.groups).titles
     for group, title, tables, blocks in zip(groups.groups, titles, groups.tables, groups.blocks, strict=True):
@@ -50,6 +52,10 @@ def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
         return f"--tp: {ranks} and the {shape.cells[0].kv_heads} KV heads of {shape.name} do not divide each other"
     if any(group.state and group.state.recurrent % ranks for group in shape.states):
         return f"--tp: {ranks} does not divide the states of {shape.name}"
+    if s.drafter not in ("", HEAD):
+        both = (*cached_groups(shape), *cached_groups(drafter_shape(shape, s.drafter)))
+        if len({(group.kind, group.window, group.state) for group in both}) > 1 or both[0].state is not None:
+            return f"--drafter: {s.drafter} beside {shape.name}: planned for vLLM where all their layers cache alike"
     if len({token_bytes(group, s) for group in cached_groups(shape) if group.state is None}) > 1:
         return f"{shape.source}: layers of different widths cannot be planned for vLLM"
     return None

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
+from pydantic import ValidationError
+
 from kvsim.costs.cpu_layers import check_served
 from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import device_named
@@ -20,6 +22,7 @@ from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.storage_types import GGUF_ONLY
 from kvsim.scenario.model_groups import groups_of, why_not_simulated
 from kvsim.scenario.server_defaults import own_scheduler
+from kvsim.scenario.speculation_section import SpeculationSection
 from policies import current_name, engine_of
 
 if TYPE_CHECKING:
@@ -86,13 +89,21 @@ def with_device_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozense
         engine = engine_on(sections, device, model, weights)
         placed["flash_attn"] = engine != "llamacpp" or sections["cache"].get("kernel") != "masked"
         served = Served(engine, device, model, tp, weights, **types, **placed, ep=machine.get("expert_parallel", 1))
-        found = _defaults_that_fit(sections, served, data.get("speculation"))
+        found = _defaults_that_fit(sections, served, _drafts(data.get("speculation")))
     except UserError as e:
         raise ValueError(str(e)) from None
     filled = frozenset((section, key) for section, key in found if sections[section].get(key) is None)
     for section, key in filled:
         sections[section] = {**sections[section], key: found[section, key]}
     return {**data, **sections}, filled
+
+
+def _drafts(given: Any) -> SpeculationSection:
+    """The section of drafts; without any where it has faults that validation will find."""
+    try:
+        return SpeculationSection.model_validate(given or {})
+    except ValidationError:
+        return SpeculationSection()
 
 
 def placed_by(sections: dict[str, Any]) -> dict[str, Any]:
@@ -132,28 +143,31 @@ def weights_assumed(weights: str) -> str:
     return f"weights in {weights}, since the model's own do not fit (--weights)"
 
 
-def _defaults_that_fit(sections: dict[str, dict[str, Any]], of: Served, speculation: Any) -> dict[tuple[str, str], Any]:
+def _defaults_that_fit(
+    sections: dict[str, dict[str, Any]], of: Served, drafts: SpeculationSection
+) -> dict[tuple[str, str], Any]:
     """The defaults, with smaller weights where none were named and the model's own do not fit."""
-    served, found = with_weights_that_fit(of, lambda served: _defaults(sections, served, speculation))
+    served, found = with_weights_that_fit(of, lambda served: _defaults(sections, served, drafts))
     return found if served is of else {("machine", "weights"): served.weights, **found}
 
 
-def _defaults(sections: dict[str, dict[str, Any]], of: Served, speculation: Any) -> dict[tuple[str, str], Any]:
+def _defaults(
+    sections: dict[str, dict[str, Any]], of: Served, drafts: SpeculationSection
+) -> dict[tuple[str, str], Any]:
     """Values by section and key, of what has a value of its own on a device."""
     check_served(of)
     if refused := why_not_simulated(memory_shape(of.model)):
         raise UserError(refused)
     found: dict[tuple[str, str], Any] = {("cache", "type_k"): "f16", ("cache", "type_v"): "f16"}
-    ngram = isinstance(speculation, dict) and speculation.get("method") == "ngram" and speculation.get("tokens") != 0
-    found |= _vllm(sections, of, ahead=not ngram) if of.engine == "vllm" else _llamacpp(sections, of)
+    found |= (_vllm if of.engine == "vllm" else _llamacpp)(sections, of, drafts)
     # After the memory: times of a model that does not fit would be of no use.
     if sections["machine"].get("profile") is None:
         found["machine", "profile"] = find_profile(**vars(of))
     return found
 
 
-def _vllm(sections: dict[str, dict[str, Any]], of: Served, *, ahead: bool) -> dict[tuple[str, str], Any]:
-    """What ``vllm serve`` does on a device by default; ``ahead``: whether it can compose steps ahead."""
+def _vllm(sections: dict[str, dict[str, Any]], of: Served, drafts: SpeculationSection) -> dict[tuple[str, str], Any]:
+    """What ``vllm serve`` does on a device by default."""
     server, cache = sections["server"], sections["cache"]
     usual_batch, usual_slots = serve_defaults(device_named(of.device).memory_bytes, of.device)
     slots = server.get("slots", usual_slots)
@@ -164,7 +178,8 @@ def _vllm(sections: dict[str, dict[str, Any]], of: Served, *, ahead: bool) -> di
     }
     scheduler = server.get("scheduler", "vllm")
     if scheduler == "vllm":
-        found["server", "async_scheduling"] = ahead  # Since 0.14.
+        # Since 0.14, but where n-grams draft.
+        found["server", "async_scheduling"] = not (drafts.on and drafts.method == "ngram")
     batch = server.get("n_batch")
     if scheduler == "vllm" and batch is None:
         batch = found["server", "n_batch"] = usual_batch
@@ -192,6 +207,7 @@ def _vllm(sections: dict[str, dict[str, Any]], of: Served, *, ahead: bool) -> di
             sequences=slots if isinstance(slots, int) else usual_slots,
             type_k=of.type_k,
             prefix_caching=prefixes,
+            drafter=drafts.drafter,
         )
         if shape.states and server.get("slots") is None:
             found["server", "slots"] = min(usual_slots, cells // block)
@@ -227,7 +243,9 @@ def check_sequences(model: str, slots: int, blocks: int) -> None:
         )
 
 
-def _llamacpp(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str, str], Any]:
+def _llamacpp(
+    sections: dict[str, dict[str, Any]], of: Served, drafts: SpeculationSection
+) -> dict[tuple[str, str], Any]:
     """What llama-server does on a device by default: the model's whole context, or what of it fits."""
     present = f"llama.cpp-{PRESENT['llama.cpp'].version}"
     found: dict[tuple[str, str], Any] = {
@@ -235,7 +253,7 @@ def _llamacpp(sections: dict[str, dict[str, Any]], of: Served) -> dict[tuple[str
         ("cache", "policy"): "hybrid" if memory_shape(of.model).states else present,
     }
     if sections["cache"].get("cells") is None:
-        found["cache", "cells"] = llamacpp_cells(of)
+        found["cache", "cells"] = llamacpp_cells(of, drafter=drafts.drafter)
     return found
 
 
@@ -339,12 +357,14 @@ def beyond_memory(scenario: Scenario) -> list[str]:
     if engine_on(table, machine.device, model, machine.weights) == "llamacpp":
         types = (cache.type_k, cache.type_v, machine.n_gpu_layers, machine.n_cpu_moe)
         of = Served("llamacpp", machine.device, model, on["tp"], on["weights"], *types)
-        held = llamacpp_cells(replace(of, flash_attn=cache.kernel != "masked"), most=MOST_CONTEXT)
+        of = replace(of, flash_attn=cache.kernel != "masked")
+        held = llamacpp_cells(of, most=MOST_CONTEXT, drafter=scenario.speculation.drafter)
     else:
         sizes: dict[str, Any] = {
             "batch": scenario.n_batch,
             "sequences": scenario.server.slots,
             "block_size": cache.block_size,
+            "drafter": scenario.speculation.drafter,
         }
         held = default_cells(model, machine.device, type_k=cache.type_k, **(on | sizes))
     if cache.cells <= held:

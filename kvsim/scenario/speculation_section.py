@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
+from kvsim.costs.drafter import HEAD
 from kvsim.scenario.accepted_drafts import measured_rates
 from kvsim.scenario.section import Section, entries
 
@@ -75,6 +76,14 @@ class SpeculationSection(Section):
     def reads_hidden_states(self) -> bool:
         """Whether the drafter reads what the model computes: of a cached prefix vLLM computes the last block again."""
         return self.on and self.method in ("eagle", "mtp")
+
+    @property
+    def drafter(self) -> str:
+        """What takes memory beside the model, as in ``PlanSettings``; where a profile or a share says what drafting
+        costs, it is not known."""
+        if not self.on or self.method == "ngram":
+            return ""
+        return HEAD if self.method != "draft-model" else self.model or ""
 
     @property
     def lookahead(self) -> int:

@@ -18,10 +18,7 @@ from kvsim.model.storage_types import format_size
 
 MIB = 1 << 20
 
-_DRAFTS = "the drafter's own memory is not counted"
 _WITHOUT_MEMORY = {
-    "--speculative-config": _DRAFTS,
-    "--spec-type": _DRAFTS,
     "--spec-draft-n-max": "so many tokens are drafted at most",
     "--kv-unified": "one cache for all slots, of which a request may take any share",
     "--batch-size": "the most tokens in a step, computed --ubatch-size at a time",
@@ -82,8 +79,17 @@ def effects(engine: Engine, flags: Flags, made: Plan) -> tuple[Effect, ...]:
 
 
 def kv_bytes(made: Plan) -> int:
-    """Bytes of llama.cpp's K and V."""
-    return sum(part.bytes for part in made.parts if part.engine == "llamacpp" and part.kind == "kv")
+    """Bytes of llama.cpp's K and V, without a drafter's."""
+    own = (part for part in made.parts if part.engine == "llamacpp" and not part.of_drafter)
+    return sum(part.bytes for part in own if part.kind == "kv")
+
+
+def _drafter(made: Plan) -> tuple[str, int | None]:
+    """What a drafter takes; vLLM keeps its K and V in the model's blocks."""
+    if not made.settings.drafter:
+        return "drafts: memory of n-grams is nothing, that of a drafter without a name is not known", None
+    size = sum(part.bytes for part in made.parts if part.of_drafter)
+    return f"the drafter takes ≈ {format_size(size)}, and cells of its own", size
 
 
 def cell_size(made: Plan) -> str:
@@ -135,6 +141,8 @@ def _llamacpp(name: str, value: str, made: Plan) -> tuple[str, int | None]:
             less = whole.total("llamacpp") - made.total("llamacpp")
             what = "other layers" if layers else "the experts of the first layers"
             return f"{what} in the computer's memory: ≈ {format_size(less)} less", -less
+        case "--spec-type":
+            return _drafter(made)
         case "--swa-full":
             more = kv_bytes(made) - kv_bytes(_with(made, swa_full=False))
             return f"layers with a window keep every token: {format_size(more)} more", more
@@ -165,6 +173,8 @@ def _vllm(name: str, value: str, made: Plan) -> tuple[str, int | None]:
             # vLLM sets aside what a step of this size takes before it counts blocks.
             size = _buffers(_with(made, batch=int(value)))
             return f"activations and buffers ≈ {format_size(size)}, for {int(value):,} tokens in a step", size
+        case "--speculative-config":
+            return _drafter(made)
         case "--block-size":
             return f"blocks of {int(value)} tokens, {format_size(block)} each; a request wastes less than one", block
         case "--num-gpu-blocks-override":

@@ -129,7 +129,8 @@ SWITCHES = _words(
 """Flags behind which no value stands."""
 
 _DRAFTS = (
-    "drafts take memory and passes of their own, which are not in this answer; kvsim compare --draft-tokens weighs them"
+    "drafts take memory and passes of their own, which are not in this answer; kvsim plan --drafter counts the one, "
+    "kvsim compare --draft-tokens weighs both"
 )
 NOT_COUNTED = dict.fromkeys(
     ("--speculative-config", "-md", "--model-draft", "--spec-draft-model", "--spec-type"), _DRAFTS

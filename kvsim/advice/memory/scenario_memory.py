@@ -44,6 +44,7 @@ def plan_scenario(
         weights=weights,
         n_gpu_layers=scenario.machine.n_gpu_layers,
         n_cpu_moe=scenario.machine.n_cpu_moe,
+        drafter=scenario.speculation.drafter,
         memory=memory,
         reserve=0,
     )

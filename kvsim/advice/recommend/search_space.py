@@ -337,7 +337,8 @@ class _DeviceCandidateBuilder(_CandidateBuilder):
         kind, machine = at.get("kv", self.profile.type_k), self.base.machine
         types = {"type_k": kind, "type_v": kind}
         block, tp = self.base.cache.block_size, machine.tensor_parallel
-        return PlanSettings(block_size=block, tensor_parallel=tp, prefix_caching=prefixes, **types)
+        drafter = self.base.speculation.drafter if at.get("drafts") else ""
+        return PlanSettings(block_size=block, tensor_parallel=tp, prefix_caching=prefixes, drafter=drafter, **types)
 
     def _held(self, slots: int, n_batch: int, s: PlanSettings) -> int:
         """Tokens that a request can have in the cache: not those of the null block. Raises ``UserError``."""
@@ -353,6 +354,7 @@ class _DeviceCandidateBuilder(_CandidateBuilder):
             type_k=s.type_k,
             block_size=s.block_size,
             prefix_caching=s.prefix_caching,
+            drafter=s.drafter,
         )
         if not self.shape.states:
             return cells - s.block_size

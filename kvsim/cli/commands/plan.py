@@ -102,6 +102,13 @@ class PlanOptions:
         str, typer.Option(help=f"vLLM: storage type of states: {', '.join(MAMBA_CACHE_TYPES)}.")
     ] = "auto"
     mamba_ssm_cache_dtype: Annotated[str, typer.Option(help="vLLM: storage type of recurrent states.")] = "auto"
+    drafter: Annotated[
+        str,
+        typer.Option(
+            help="What drafts beside it: a model, or head for one layer more, as EAGLE and MTP have.",
+            autocompletion=completion.models,
+        ),
+    ] = ""
     first_start: Annotated[
         bool,
         typer.Option("--first-start", help="vLLM: nothing is compiled yet; compiling takes memory from the blocks."),

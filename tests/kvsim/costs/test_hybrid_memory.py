@@ -24,6 +24,7 @@ def test_enough_models_were_recorded():
 @pytest.mark.parametrize("name", VLLM["models"])
 def test_blocks_are_those_that_vllm_makes(name):
     recorded, model = VLLM["models"][name], name.partition(" ")[0]
+    drafter = name.partition(" beside ")[2]
     made = plan(
         model,
         engine="vllm",
@@ -33,11 +34,13 @@ def test_blocks_are_those_that_vllm_makes(name):
         vllm_version=VLLM["vllm"],
         prefix_caching="without" not in name,
         weights="bf16",
+        drafter=drafter,
     )
     blocks = BlockGroups.of(made.shape, made.settings)
     if recorded["block_size"] is not None:
         assert blocks.block_size == recorded["block_size"]
     assert blocks.page_bytes == recorded["page_bytes"]
+    assert bool(drafter) == any(part.of_drafter for part in made.parts)
     assert [state_bytes(group, made.settings) for group in made.shape.states] == (
         [recorded["state_bytes"]] if recorded["state_bytes"] else []
     )

@@ -239,6 +239,20 @@ def test_another_model_leaves_other_cells():
     )
 
 
+@pytest.mark.parametrize("engine", ["vllm", "llamacpp"])
+def test_what_drafts_leaves_fewer_cells(engine):
+    """A model that drafts takes more than one layer, n-grams nothing, and what is switched off nothing either."""
+
+    def cells(**drafts):
+        return load_scenario(ON_4090 | {"speculation": drafts}, machine__engine=engine).cache.cells
+
+    alone = cells()
+    assert cells(method="ngram", acceptance=0.5) == cells(method="mtp", acceptance=0.5, tokens=0) == alone
+    assert cells(method="draft-model", acceptance=0.5, share=0.1) == alone
+    head, model = cells(method="mtp", acceptance=0.5), cells(method="draft-model", acceptance=0.5, model="llama-3.2-1b")
+    assert model < head < alone
+
+
 def test_layers_on_the_cpu_leave_memory_to_the_cache():
     whole = {"model": "llama-3.1-8b", "device": "rtx3060", "machine__weights": "q8_0"}
     cells = load_scenario("chat", **whole).cache.cells

@@ -55,6 +55,14 @@ ARCHITECTURES = {
     "falcon_mamba": "FalconMambaForCausalLM",
     "mamba2": "Mamba2ForCausalLM",
 }
+DRAFTERS = {
+    "llama-3.1-8b": ("head", "llama-3.2-1b"),
+    "qwen3-32b": ("qwen3-0.6b",),
+    "gpt-oss-20b": ("head",),
+    "gemma-3-27b": ("head",),
+    "deepseek-v3": ("head",),
+}
+"""What is recorded beside a model too: models that draft, or one layer more as EAGLE and MTP have."""
 MEMORY, LENGTH, BATCH, SEQUENCES = 40 << 30, 8192, 8192, 256
 
 
@@ -147,14 +155,26 @@ def specs_of(config):
     return found
 
 
-def record(fields, folder, caching):
-    """What vLLM makes of a model."""
+def drafter_specs(fields, specs):
+    """The specs of the layers of what drafts: those of a model, or of one layer of full attention for ``None``."""
+    if fields is None:
+        full = [spec for spec in specs.values() if isinstance(spec, FullAttentionSpec)]
+        return {"draft.0": full[0]}
+    with tempfile.TemporaryDirectory() as folder:
+        found = specs_of(config_of(fields, Path(folder), True))
+    return {f"draft.{name}": spec for name, spec in found.items()}
+
+
+def record(fields, folder, caching, drafters=()):
+    """What vLLM makes of a model, and of what drafts beside it."""
     config = config_of(fields, folder, caching)
     model, cache = config.model_config, config.cache_config
     if model.is_hybrid:
         type(current_platform)._find_non_ssm_backends = classmethod(lambda cls, config: [Backend])
         current_platform._align_hybrid_block_size(config, Backend)
     specs = specs_of(config)
+    for drafter in drafters:
+        specs |= drafter_specs(drafter, specs)
     groups = kv_cache_utils.get_kv_cache_groups(config, dict(specs))
     made = kv_cache_utils.get_kv_cache_config_from_groups(config, groups, MEMORY)
     state = next((spec for spec in specs.values() if isinstance(spec, MambaSpec)), None)
@@ -186,6 +206,9 @@ def main(table, out, *names):
                     print(key, repr(e)[:600], flush=True)
             if not found.get(key, {}).get("mode"):
                 break
+        for drafter in DRAFTERS.get(name, ()):
+            with tempfile.TemporaryDirectory() as folder:
+                found[f"{name} beside {drafter}"] = record(known[name], Path(folder), True, [known.get(drafter)])
     header = {"vllm": vllm.__version__, "memory": MEMORY, "length": LENGTH, "batch": BATCH, "sequences": SEQUENCES}
     Path(out).write_text(json.dumps(header | {"models": found}, indent=1) + "\n")
 
