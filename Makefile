@@ -24,7 +24,7 @@ GUIDELLM := 0.8.1
 # How long "make fuzz" looks at each group of readers, and at files of scenarios.
 SECONDS ?= 60
 
-.PHONY: help setup core wheel run check test engines test-llama test-vllm test-load test-routers test-gpu lint types fast unit fuzz bench environments lock clean
+.PHONY: help setup core wheel run check test engines test-llama test-vllm test-load test-routers test-gpu lint types fast unit fuzz bench lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -81,14 +81,18 @@ $(LLAMA_SOURCE)/.unpacked: | $(STAMP)
 	@rm $(LLAMA_SOURCE).tar.gz
 	@touch $@
 
-$(LLAMA): $(STAMP) constraints.txt | $(LLAMA_SOURCE)/.unpacked
+# Apart from its installation, of which tests that run meanwhile should see nothing.
+$(LLAMA_BUILD)/.compiled: | $(LLAMA_SOURCE)/.unpacked
 	@echo "compiling the llama-cpp-python of constraints.txt, some minutes"
 	@PATH="$(TOOLS):$$PATH" CMAKE_ARGS="$(LEAN) $$CMAKE_ARGS" $(TOOLS_PIP) wheel --no-deps --no-build-isolation --config-settings build-dir=$(abspath $(LLAMA_BUILD))/build --wheel-dir $(LLAMA_BUILD) $(LLAMA_SOURCE) || $(call FAILED,of constraints.txt)
+	@touch $@
+
+$(LLAMA): $(STAMP) constraints.txt | $(LLAMA_BUILD)/.compiled
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt --find-links $(LLAMA_BUILD) --only-binary llama-cpp-python diskcache llama-cpp-python || $(call FAILED,of constraints.txt)
 	@touch $@
 
 # A minute more where the library was compiled here before, else four.
-$(LLAMA_BUILD)/.server-$(LLAMA_NOW): | $(LLAMA) $(LLAMA_SOURCE)/.unpacked
+$(LLAMA_BUILD)/.server-$(LLAMA_NOW): | $(LLAMA_BUILD)/.compiled
 	@echo "compiling llama-server, a minute or more"
 	@export PATH="$(TOOLS):$$PATH" && { \
 	  cmake -S $(LLAMA_SOURCE) -B $(LLAMA_BUILD)/build -G Ninja -DCMAKE_BUILD_TYPE=Release $(LEAN) $$CMAKE_ARGS \
@@ -98,7 +102,7 @@ $(LLAMA_BUILD)/.server-$(LLAMA_NOW): | $(LLAMA) $(LLAMA_SOURCE)/.unpacked
 	@touch $@
 
 # Of llama.cpp only the library: this version would compile its tools' code too, which nothing uses.
-$(LLAMA_EARLY)/.installed: | $(LLAMA)
+$(LLAMA_EARLY)/.installed: | $(LLAMA_SOURCE)/.unpacked
 	@echo "compiling llama-cpp-python $(EARLY), some minutes"
 	@rm -rf $(LLAMA_EARLY)
 	@PATH="$(TOOLS):$$PATH" CMAKE_ARGS="$(PORTABLE) -DLLAVA_BUILD=OFF $$CMAKE_ARGS" $(TOOLS_PIP) install --no-deps --no-build-isolation --config-settings build.targets=llama --target $(LLAMA_EARLY) llama-cpp-python==$(EARLY) || $(call FAILED,$(EARLY))
@@ -172,10 +176,7 @@ $(ROUTERS)/.installed: | $(STAMP)
 	@$(ROUTERS)/bin/pip --quiet --disable-pip-version-check install vllm-router==0.1.17 smg==1.13.0 sglang-router==0.3.2 || { echo "the routers could not be had: they take the network and Linux on x86-64; pip says above what failed"; exit 1; }
 	@touch $@
 
-# Those with an environment of their own.
-environments: $(VLLM)/.installed $(ROUTERS)/.installed
-
-# All engines and routers that are tested against.
+# All engines and routers that are tested against, but for what is installed among kvsim's own packages.
 engines: $(LLAMA_EARLY)/.installed $(LLAMA_BUILD)/.server-$(LLAMA_NOW) $(VLLM)/.installed $(ROUTERS)/.installed
 
 test-routers: setup $(ROUTERS)/.installed  ## install three routers, record what they decide, and compare ours with them

@@ -15,7 +15,7 @@ from policies.layouts.llamacpp import limited_fill_holes
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     owners=st.lists(st.integers(-1, 3), min_size=2, max_size=60),
     compactor=st.sampled_from([pack, limited_fill_holes(8192, 4)]),
@@ -50,7 +50,7 @@ def test_a_run_may_overlap_itself_and_a_later_one_may_read_what_an_earlier_one_w
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(
     runs=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(1, 12)), min_size=1, max_size=8),
     kind=st.sampled_from(["f4", "f2", "i1"]),

@@ -88,7 +88,7 @@ def test_what_it_tells_of_its_cells_is_what_is_counted_where_a_policy_says_nothi
 def test_it_keeps_every_invariant(policy, monkeypatch):
     monkeypatch.setattr(plugins, "entry_points", lambda group: [FakeEntryPoint("lowest-cell", policy)])
     factory = available()["lowest-cell"]
-    run_state_machine_as_test(partial(CacheMachine, factory), settings=settings(SETTINGS, max_examples=50))
+    run_state_machine_as_test(partial(CacheMachine, factory), settings=settings(SETTINGS, max_examples=25))
 
 
 @pytest.mark.slow

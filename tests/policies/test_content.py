@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policies import Content
 
-DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=150)
+DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=75)
 SEGMENTS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0, 0, 2, 4]), st.integers(0, 7)), max_size=5)
 """Few texts and few places to start from, so that many contents begin alike."""
 SIZES = st.integers(1, 5)

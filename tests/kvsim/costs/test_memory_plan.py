@@ -251,7 +251,7 @@ ANY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(given_=ANY, engine=st.sampled_from(["llamacpp", "vllm"]), memory=st.integers(1 << 20, 1 << 38))
 def test_the_largest_fits_and_one_more_does_not(given_, engine, memory):
     made = plan(engine=engine, **given_)
@@ -302,7 +302,7 @@ def test_a_context_is_never_longer_than_the_models_own():
     assert printed.count("at most 131,072 tokens (the model's own limit)") == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(given_=ANY, engine=st.sampled_from(["llamacpp", "vllm"]), more=st.integers(1, 5000))
 def test_larger_settings_never_need_less_memory(given_, engine, more):
     total = plan(engine=engine, **given_).total(engine)

@@ -149,7 +149,7 @@ def talks(draw, most=12):
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(prompts=talks(), n=st.integers(1, 9))
 def test_hits_match_the_block_by_block_model(folder, prompts, n):
     found = study(folder, prompts, blocks=[n])
@@ -159,7 +159,7 @@ def test_hits_match_the_block_by_block_model(folder, prompts, n):
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(prompts=talks(8), n=st.integers(1, 6))
 def test_belady_is_optimal(folder, prompts, n):
     found = hits_of(study(folder, prompts, blocks=[n]))
@@ -168,7 +168,7 @@ def test_belady_is_optimal(folder, prompts, n):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(prompts=talks(20))
 def test_a_cache_of_all_blocks_evicts_nothing(folder, prompts):
     found = study(folder, prompts)
@@ -446,7 +446,7 @@ def replayed(lookups, sizes):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(prompts=talks(30), answers=st.lists(st.integers(0, 3), min_size=30, max_size=30))
 def test_lru_in_one_pass_is_that_of_a_cache_of_each_size(prompts, answers):
     """Also where answers follow that no other request asks for, and where a request does not fit."""

@@ -195,7 +195,7 @@ def test_nothing_is_kept_unless_asked_for():
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     seed=st.integers(0, 99),
     n=st.integers(1, 9000) | st.integers(1, 6),

@@ -116,7 +116,7 @@ def test_what_is_no_duration_is_refused(bad):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     seed=st.integers(0, 99),
     n=st.integers(1, 20_000),

@@ -170,7 +170,7 @@ class HostCacheMachine(RuleBasedStateMachine):
 
 @pytest.mark.slow
 class TestHostCache(HostCacheMachine.TestCase):
-    settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+    settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
 
 
 @pytest.mark.parametrize("cache_ram", [1, -1])

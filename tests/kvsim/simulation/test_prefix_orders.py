@@ -71,7 +71,7 @@ def branching(rows):
 
 
 @given(TREES, TREES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_rest_of_an_order_is_the_order_of_the_rest(rows, others):
     texts, latest = branching(rows), branching(others)[0]
     order = depth_first(texts, latest)
@@ -116,7 +116,7 @@ def edges(texts):
 
 @pytest.mark.slow
 @given(TREES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @pytest.mark.parametrize("queue_of", [lambda policy: LongestPrefixQueue(policy, 0), lambda policy: DepthFirstQueue()])
 def test_one_by_one_each_token_of_the_tree_is_computed_once(queue_of, rows):
     texts = branching(rows)

@@ -167,14 +167,14 @@ def check(seed, workload, server, cache):
 
 
 @pytest.mark.slow
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=45, deadline=None)
 @given(st.integers(0, 999), st.one_of(poisson, sessions), server, cache)
 def test_every_request_ends_once_and_leaves_nothing_behind(seed, workload, server, cache):
     check(seed, workload, server, cache)
 
 
 @pytest.mark.slow
-@settings(max_examples=45, deadline=None)
+@settings(max_examples=22, deadline=None)
 @given(
     st.integers(0, 999),
     sessions,
@@ -186,7 +186,7 @@ def test_every_request_ends_once_where_blocks_come_and_go(seed, workload, server
 
 
 @pytest.mark.slow
-@settings(max_examples=45, deadline=None)
+@settings(max_examples=22, deadline=None)
 @given(
     st.integers(0, 999),
     sessions,

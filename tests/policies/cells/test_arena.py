@@ -11,7 +11,7 @@ from policies.layouts.stream_plans import SavedCells
 from policies.vocabulary import Chunk, Moves
 
 SIZE = 24
-DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=250)
+DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=125)
 
 
 class PlainArena:

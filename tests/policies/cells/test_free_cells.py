@@ -20,7 +20,7 @@ OPERATIONS = st.tuples(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.sampled_from([1, 9, 60, 300]), st.lists(OPERATIONS, max_size=30), st.booleans())
 def test_cells_are_free_that_were_not_taken(size, operations, full):
     """Some numbers are only counted when they are asked for: they are read now and then, and all of them at the end."""

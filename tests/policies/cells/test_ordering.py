@@ -29,7 +29,7 @@ def at_once(runs, size):
 
 
 @pytest.mark.slow
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=150)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=8) | st.lists(st.integers(1, 2), min_size=18, max_size=24),
     st.randoms(use_true_random=False),

@@ -87,7 +87,7 @@ def played(name, cells, asked):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cells=st.integers(8, 150), asked=ASKED)
 def test_a_search_finds_what_a_look_at_every_cell_finds(name, cells, asked):
     for search, free, cursor, n in played(name, cells, asked):
@@ -96,7 +96,7 @@ def test_a_search_finds_what_a_look_at_every_cell_finds(name, cells, asked):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SEARCHES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cells=st.integers(8, 150), asked=ASKED)
 def test_the_largest_region_is_the_largest_that_is_found(name, cells, asked):
     for search, _, _, _ in played(name, cells, asked):

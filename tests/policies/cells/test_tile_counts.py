@@ -15,7 +15,7 @@ SIZE = 5 * TILE + 30
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from("gol"), st.integers(0, SIZE - 1), st.integers(1, 150)), max_size=30))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_tiles_are_those_of_the_cells_that_came_and_went(events):
     counts, held = TileCounts(Arena(SIZE)), set()
     counts.of(0)

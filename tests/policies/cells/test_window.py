@@ -15,7 +15,7 @@ SIZE, WINDOW = 40, 6
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_the_first_usable_cells_are_found_once_round(events):
     """Sequences get up to nine tokens, or are dropped."""
     arena = Arena(SIZE)

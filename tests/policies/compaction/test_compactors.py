@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from policies.cells.arena import Arena
 from policies.compaction.compactors import fill_holes, is_packed, pack
 
-DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=400)
+DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=200)
 
 
 def arena_of(cells):

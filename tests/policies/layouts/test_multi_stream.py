@@ -13,7 +13,7 @@ from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy, Rejected
 from policies.vocabulary import split_batch
 from workloads import named_rng
 
-DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=300)
+DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=150)
 
 
 def cache(*specs, n_ubatch=4, sequences=4, n_streams=1):

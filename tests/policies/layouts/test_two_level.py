@@ -178,7 +178,7 @@ STEPS = st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20)), max_
 
 
 @given(STEPS, st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_uniform_pages_are_a_paged_cache(steps, prefix_cache):
     """All decisions are the same; only layers with a window read less."""
     config = CacheConfig(120, n_ubatch=16, max_tokens=60, block_size=4, window=6, prefix_cache=prefix_cache)

@@ -10,7 +10,7 @@ SIZE = 4
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.sampled_from([1, 7, 300, 1500]), st.data())
 def test_sum_and_top_are_those_of_a_list(n, data):
     occupancy, expected = BlockOccupancy(n, SIZE), [0] * n

@@ -63,7 +63,7 @@ OPERATIONS = st.lists(
 
 
 @pytest.mark.slow
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=100)
 @given(eviction=st.sampled_from(EVICTIONS), operations=OPERATIONS)
 def test_counts_are_those_of_a_simple_model(eviction, operations):
     """Holders as a list with repetitions; what is cached as a list of (block, key), oldest first."""

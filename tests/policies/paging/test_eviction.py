@@ -13,7 +13,7 @@ from policies.paging.eviction import free_blocks
 from policies.paging.free_lists.belady import NEVER, Future
 from policies.paging.free_lists.uncached import LowestFirst
 
-DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=120)
+DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=60)
 BLOCKS = 4
 """In the pools that are driven at random: 1 to 4."""
 
@@ -381,7 +381,7 @@ def hits(eviction, blocks, requests, order="0.33.0"):
 
 
 @pytest.mark.slow
-@settings(DERANDOMIZED, max_examples=250)
+@settings(DERANDOMIZED, max_examples=125)
 @given(blocks=st.integers(4, 7), requests=requests_of(NO_FULL_LAST_BLOCK))
 def test_no_order_hits_more_often_than_belady(blocks, requests):
     best = hits("belady", blocks, requests)
@@ -425,7 +425,7 @@ def test_belady_does_not_foresee_that_a_block_will_be_computed_again_in_any_case
 
 
 @pytest.mark.slow
-@settings(DERANDOMIZED, max_examples=250)
+@settings(DERANDOMIZED, max_examples=125)
 @given(blocks=st.integers(4, 7), requests=requests_of(ANY_LENGTH), order=st.sampled_from(["0.33.0", "0.22.1"]))
 def test_a_larger_lru_cache_never_hits_less_often(blocks, requests, order):
     assert hits("lru", blocks, requests, order) <= hits("lru", blocks + 1, requests, order)

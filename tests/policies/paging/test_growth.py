@@ -11,7 +11,7 @@ from policies.paging.block_table import (
     most_blocks_in_window,
 )
 
-DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=200)
+DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=100)
 SIZES = st.integers(1, 5)
 
 

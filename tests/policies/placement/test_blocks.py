@@ -27,7 +27,7 @@ CONFIGS = st.builds(
 
 @pytest.mark.slow
 @given(st.sampled_from(NAMES), CONFIGS, SEEDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_rows_take_the_blocks_that_single_steps_take(name, config, seed):
     live(lambda: available()[name](config), story(seed), most=config.max_tokens)
 

@@ -54,7 +54,7 @@ OPERATIONS = st.one_of(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @pytest.mark.parametrize("name", [*POLICIES, "regions"])
 @given(
     st.lists(OPERATIONS, min_size=4, max_size=40),

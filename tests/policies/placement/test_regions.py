@@ -23,7 +23,7 @@ CONFIGS = st.builds(
 
 @pytest.mark.slow
 @given(st.sampled_from(NAMES), CONFIGS, SEEDS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_rows_fill_their_regions_as_if_each_step_were_asked_for(name, config, seed):
     preset = available()[name]
     live(lambda: preset(config), story(seed), most=150 if preset(config).unbounded else config.max_tokens)

@@ -31,7 +31,7 @@ def caches(draw):
 
 @pytest.mark.slow
 @given(caches(), SEEDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_rows_take_the_cells_that_steps_take_that_are_asked_for(make, seed):
     live(make, story(seed, tokens=40), most=150)
 

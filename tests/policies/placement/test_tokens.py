@@ -39,7 +39,7 @@ class Measured:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @given(config=CONFIGS, seed=SEEDS, reserves=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_rows_evict_and_place_as_if_each_step_were_asked_for(name, config, seed, reserves):
     live(lambda: available()[name](config), story(seed), most=90, reserves=reserves)
 

@@ -270,7 +270,7 @@ values = st.recursive(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(kind=kinds, table=st.dictionaries(keys, values, max_size=5))
 def test_any_table_is_loaded_or_refused(kind, table):
     message = ""

@@ -305,7 +305,7 @@ def test_the_default_sessions_are_a_hundred_short_chats():
 lengths = st.one_of(st.builds(Fixed, st.integers(1, 9)), st.builds(Lognormal, st.floats(-2, 4), st.floats(0, 2)))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(
     st.builds(
         Sessions,

@@ -205,7 +205,7 @@ small_files = st.one_of(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(content=mangled(small_files), block=st.integers(1, 300))
 def test_whatever_is_done_to_a_file_both_ways_say_the_same(any_path, content, block):
     any_path.write_bytes(content)
@@ -215,7 +215,7 @@ def test_whatever_is_done_to_a_file_both_ways_say_the_same(any_path, content, bl
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(
     days=st.lists(
         st.tuples(

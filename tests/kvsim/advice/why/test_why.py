@@ -24,7 +24,7 @@ from tests.kvsim.simulation.random_runs import scenarios
 
 
 @pytest.mark.slow
-@settings(max_examples=45, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
+@settings(max_examples=22, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
 @given(scenarios(), st.sampled_from(sorted(available())))
 def test_seconds_add_up(world, name):
     try:

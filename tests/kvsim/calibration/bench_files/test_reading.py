@@ -180,7 +180,7 @@ def places(value, path=()):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_json_with_any_value_replaced_is_read_or_refused(tmp_path, name, data):
     whole = json.loads((DATA / name).read_text())
@@ -194,7 +194,7 @@ def test_json_with_any_value_replaced_is_read_or_refused(tmp_path, name, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_text_with_any_part_replaced_is_read_or_refused(tmp_path, name, data):
     text = (DATA / name).read_text()
@@ -204,7 +204,7 @@ def test_text_with_any_part_replaced_is_read_or_refused(tmp_path, name, data):
 
 
 @pytest.mark.slow
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_rows_with_any_number_correct_a_profile_or_are_refused(tmp_path, data):
     rows = json.loads((DATA / "llama-bench.json").read_text())

@@ -92,7 +92,7 @@ def test_what_is_not_certain_is_left_out_and_the_rest_is_followed():
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     requests=st.lists(st.tuples(st.integers(2, 60), st.integers(6, 12)), min_size=1, max_size=4),
     noise=st.floats(0, 0.1),

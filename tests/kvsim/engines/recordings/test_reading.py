@@ -251,7 +251,7 @@ def test_a_file_that_is_cut_is_refused_or_predicted(write, name):
 
 @pytest.mark.slow
 @both
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     value=st.sampled_from([None, -1, 0, 1, 7.5, 1e300, "", "x", [], {}, [[1, 2, 3]], True, 2**70]),

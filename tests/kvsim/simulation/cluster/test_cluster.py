@@ -48,14 +48,14 @@ def figures(run_it, given_scenario, policy, **options):
 
 
 @given(scenarios(), st.sampled_from(POLICIES))
-@settings(deadline=None, max_examples=60, phases=(Phase.explicit, Phase.generate))
+@settings(deadline=None, max_examples=30, phases=(Phase.explicit, Phase.generate))
 def test_one_server_behind_a_router_is_what_it_is_alone(random_scenario, policy):
     alone = figures(run, random_scenario, policy)
     assert figures(run_cluster, random_scenario, policy) == alone
 
 
 @given(scenarios(), st.sampled_from(POLICIES), st.sampled_from(ROUTERS), st.integers(2, 4))
-@settings(deadline=None, max_examples=60, phases=(Phase.explicit, Phase.generate))
+@settings(deadline=None, max_examples=30, phases=(Phase.explicit, Phase.generate))
 def test_servers_that_run_ahead_change_nothing(random_scenario, policy, router, replicas):
     several = load_scenario(random_scenario, cluster__replicas=replicas, cluster__router=router)
     ahead = figures(run, several, policy)

@@ -119,7 +119,7 @@ STEPS = st.lists(
 
 @pytest.mark.slow
 @given(cells=st.integers(20, 90), steps=STEPS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_finds_and_evicts_what_a_radix_tree_does(cells, steps):
     compare(cells, steps)
 
