@@ -349,7 +349,12 @@ def _choose_engines(
     """The engines that are planned for, and notes about those left out. Raises ``UserError`` if there are none."""
     if engine is not None and engine not in PLAN_ENGINES:
         raise UserError(f"--engine: {no_such('engine', engine, PLAN_ENGINES)}")
-    reasons = {name: _WHY_NOT[name](shape, settings) for name in PLAN_ENGINES}
+    reasons = {
+        name: _WHY_NOT[name](shape, settings)
+        if shape.only in ("", name)
+        else f"{shape.name}: {ENGINE_TITLES[name]} does not run this architecture"
+        for name in PLAN_ENGINES
+    }
     if engine is not None and (reason := reasons[engine]):
         raise UserError(reason)
     chosen = tuple(name for name in PLAN_ENGINES if name == (engine or name) and not reasons[name])

@@ -143,6 +143,8 @@ class MemoryShape:
     """Whether queries and keys have norms of their own."""
     whole_qk_norm: bool = False
     """Whether these are over all heads together, which devices that share a layer must tell each other of."""
+    only: str = ""
+    """The engine that alone runs it; empty where both do."""
     vllm_until: str = ""
     """The last version of vLLM that serves it; empty where the present one does."""
     tensors: tuple[GgufTensor, ...] = ()

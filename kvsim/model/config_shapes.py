@@ -89,6 +89,7 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemorySha
         experts_per_token=(config.num_experts_per_tok or 1) if config.n_experts else 0,
         qk_norm=config.family.qk_norm,
         whole_qk_norm=config.family.whole_qk_norm,
+        only=config.family.only,
         vllm_until=config.family.vllm_until,
         tensors=config.tensors(),
     )

@@ -50,8 +50,12 @@ class Family:
     """Whether attention has a gate for each number of its result."""
     corrected: bool = False
     """Whether routers keep a correction for each expert."""
+    normed_experts: bool = False
+    """Whether a norm follows the experts."""
     gated_shared: bool = False
     """Whether the expert that all tokens share has a gate."""
+    only: str = ""
+    """``llamacpp`` or ``vllm`` where the other does not run it (``llama-arch.cpp`` in 0c1e570, ``registry.py``)."""
     vllm_until: str = ""
     """The last version of vLLM that serves it (``_PREVIOUSLY_SUPPORTED_MODELS`` in its ``registry.py``)."""
     state: str = ""
@@ -127,6 +131,10 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": Family(needed=_LATENT),
     "deepseek_v3": Family(needed=_LATENT, corrected=True),
     "kimi_k2": Family(needed=_LATENT, corrected=True),
+    "axk1": Family(needed=_LATENT, corrected=True, normed_experts=True, only="vllm"),
+    "glm4_moe_lite": Family(needed=_LATENT, corrected=True),
+    "mistral4": Family(needed=_LATENT),
+    "youtu": Family(needed=_LATENT, tied=True),
     "minimax_m2": Family(qk_norm=True, whole_qk_norm=True, needed=_EXPERTS, corrected=True),
     "mamba": Family(norms=1, tied=True, state="mamba", adapt=only_mamba_keys),
     "falcon_mamba": Family(norms=1, tied=True, state="mamba", adapt=only_mamba_keys),

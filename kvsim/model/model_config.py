@@ -111,7 +111,8 @@ class ModelConfig(BaseModel):
                 f"num_key_value_heads is {self.num_key_value_heads}; a divisor of num_attention_heads "
                 f"({self.num_attention_heads}) is accepted"
             )
-        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+        latent = self.kv_lora_rank is not None
+        if not latent and self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError("head_dim: field required where num_attention_heads does not divide hidden_size")
         needed = self.family.needed
         if self.n_routed_experts:

@@ -57,6 +57,7 @@ COUNTED = {
     "bamba-9b": 9_780_235_392,
     "llama-4-scout": 107_769_861_120,
     "gemma-3n-e4b": 6_835_235_568,
+    "glm-4.7-flash": 29_943_390_976 + 46 * 64,  # Corrections of routers, which are buffers there.
 }
 """As the models of transformers 5.19 count them, made of these keys; without vision, audio, and heads that draft."""
 
@@ -85,6 +86,7 @@ GROUPS = {
     "mamba-2.8b": [("state", 64, (15_360, 81_920))],
     "llama-4-scout": [("full", 12, 1024), ("chunked", 36, 1024)],
     "gemma-3n-e4b": [("full", 4, 512), ("window", 16, 512)],
+    "glm-4.7-flash": [("latent", 47, 576)],
     "command-r7b": [("full", 8, 1024), ("window", 24, 1024)],
 }
 

@@ -1,0 +1,79 @@
+"""Published config.json files of families of which no model is shipped by name, and what others count of them.
+
+Weights are what transformers 5.19 counts of a model on torch's meta device, made of the same keys, unless a case says
+otherwise; corrections of routers, which are buffers there, are added. Caches and states are those of vLLM 0.33 (the
+specs of its layers), in numbers of a token or of a sequence.
+"""
+
+from typing import Any, NamedTuple
+
+
+class Published(NamedTuple):
+    """A model, its keys, its weights, and its groups: their kind, layers, and numbers."""
+
+    source: str
+    parameters: int
+    groups: list[tuple[str, int, int | tuple[int, int]]]
+    config: dict[str, Any]
+
+
+def latents(**own: Any) -> dict[str, Any]:
+    """The keys of a latent as most have it."""
+    return {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128} | own
+
+
+CONFIGS = {
+    "a.x-k1": Published(
+        "https://huggingface.co/skt/A.X-K1/blob/main/config.json",
+        518_983_052_288 + 60 * 192,
+        [("latent", 61, 576)],
+        latents(
+            model_type="axk1",
+            vocab_size=163840,
+            hidden_size=7168,
+            intermediate_size=18432,
+            moe_intermediate_size=2048,
+            num_hidden_layers=61,
+            num_attention_heads=64,
+            n_shared_experts=1,
+            n_routed_experts=192,
+            q_lora_rank=1536,
+            num_experts_per_tok=8,
+            first_k_dense_replace=1,
+        ),
+    ),
+    "mistral-small-4-119b": Published(
+        "https://huggingface.co/mistralai/Mistral-Small-4-119B-2603/blob/main/config.json",
+        118_972_826_624,
+        [("latent", 36, 320)],
+        latents(
+            model_type="mistral4",
+            vocab_size=131072,
+            hidden_size=4096,
+            intermediate_size=12288,
+            moe_intermediate_size=2048,
+            num_hidden_layers=36,
+            num_attention_heads=32,
+            n_shared_experts=1,
+            n_routed_experts=128,
+            kv_lora_rank=256,
+            qk_nope_head_dim=64,
+            q_lora_rank=1024,
+            num_experts_per_tok=4,
+        ),
+    ),
+    "youtu-llm-2b": Published(
+        "https://huggingface.co/tencent/Youtu-LLM-2B/blob/main/config.json",
+        1_961_560_064,
+        [("latent", 32, 576)],
+        latents(
+            model_type="youtu",
+            vocab_size=128256,
+            hidden_size=2048,
+            intermediate_size=6144,
+            num_hidden_layers=32,
+            num_attention_heads=16,
+            q_lora_rank=1536,
+        ),
+    ),
+}
