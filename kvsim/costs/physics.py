@@ -56,8 +56,10 @@ class PassPhysics:
     def matrices(self, tokens: ArrayLike) -> Need:
         """The matrices that every token is multiplied with."""
         n, own = np.asarray(tokens, dtype=float), self.shape.matrices
-        need = self._need(np.full_like(n, own.bytes(self.weights)), 2 * own.numbers * n, self.weights)
-        return replace(need, unpacking_s=self._unpacking_s(np.full_like(n, own.numbers)))
+        used = own.numbers + self.shape.repeated
+        read = own.bytes(self.weights) * used / max(own.numbers, 1)
+        need = self._need(np.full_like(n, read), 2 * used * n, self.weights)
+        return replace(need, unpacking_s=self._unpacking_s(np.full_like(n, used)))
 
     def experts(self, tokens: ArrayLike) -> Need:
         """The experts that tokens choose, which are taken to choose evenly."""

@@ -136,6 +136,8 @@ class MemoryShape:
     """Weights of all experts, of which a pass reads those that its tokens choose."""
     head: PassWeights
     """Weights that are multiplied once for each sequence: the language-model head."""
+    repeated: int = 0
+    """Numbers of ``matrices`` that a pass reads again, in layers that share them (Zamba 2)."""
     n_experts: int = 0
     """Experts in a layer, of which each token uses some; 0 without."""
     experts_per_token: int = 0

@@ -85,6 +85,7 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemorySha
         matrices=matrices,
         experts=experts,
         head=head,
+        repeated=config.repeated,
         n_experts=config.n_experts,
         experts_per_token=(config.num_experts_per_tok or 1) if config.n_experts else 0,
         qk_norm=config.family.qk_norm,

@@ -21,6 +21,7 @@ from kvsim.model.family_keys import (
     only_mamba2_keys,
     only_mamba_keys,
     qwen3_next_keys,
+    zamba2_keys,
 )
 
 
@@ -144,6 +145,7 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": Family(state="mamba2", adapt=granite_keys, needed=("layer_types", "shared_intermediate_size")),
     "falcon_h1": Family(state="mamba2", adapt=falcon_h1_keys),
     "nemotron_h": Family(norms=1, gated=False, state="mamba2", corrected=True, adapt=nemotron_h_keys),
+    "zamba2": Family(norms=1, tied=True, state="mamba2", adapt=zamba2_keys, only="vllm", needed=("layer_types",)),
     "lfm2": Family(qk_norm=True, tied=True, state="short_convolution", adapt=lfm2_keys, needed=("layer_types",)),
     "lfm2_moe": Family(
         qk_norm=True, tied=True, corrected=True, state="short_convolution", adapt=lfm2_keys, needed=("layer_types",)

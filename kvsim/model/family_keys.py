@@ -133,6 +133,20 @@ def nemotron_h_keys(fields: Fields) -> Fields:
     }
 
 
+def zamba2_keys(fields: Fields) -> Fields:
+    """Zamba 2: hybrid layers have Mamba 2 behind one of a few blocks that they share, in turn."""
+    d = fields.get("hidden_size", 0)
+    named = {"mamba_n_heads": fields.get("n_mamba_heads", 8), "mamba_n_groups": fields.get("mamba_ngroups", 1)}
+    return _mamba2({"mamba_d_state": 64, **fields, **named}) | {
+        "layer_types": fields.get("layers_block_type"),
+        "networks": ["none"] * fields.get("num_hidden_layers", 0),
+        "head_dim": 2 * d // fields.get("num_attention_heads", 32),
+        "intermediate_size": fields.get("intermediate_size") or 4 * d,
+        "num_mem_blocks": fields.get("num_mem_blocks", 1),
+        "adapter_rank": fields.get("adapter_rank", 128),
+    }
+
+
 def lfm2_keys(fields: Fields) -> Fields:
     """LFM2, whose width is adjusted as its code does."""
     width = fields.get("block_ff_dim") or fields.get("intermediate_size", 0)

@@ -65,6 +65,21 @@ def latent(c: ModelConfig) -> Part:
     return Part((*found, GgufTensor("attn_output", heads * v, d)), vectors)
 
 
+def shared_block(c: ModelConfig) -> Part:
+    """Attention and a feed-forward network that several layers of Zamba 2 share, on their input and the model's own."""
+    d, wide = c.hidden_size, 2 * c.hidden_size
+    found = tuple(GgufTensor(kind, wide, wide) for kind in ("attn_q", "attn_k", "attn_v"))
+    return Part((*found, GgufTensor("attn_output", wide, d), *_network(c, c.intermediate_size)), wide + d)
+
+
+def adapters(c: ModelConfig) -> Part:
+    """What a layer of Zamba 2 has of its own beside a shared block."""
+    d, rank, wide = c.hidden_size, c.adapter_rank, 2 * c.hidden_size
+    shapes = [(d, d), (d, rank), (rank, 2 * c.intermediate_size)]
+    shapes += [(wide, rank), (rank, wide)] * (3 * c.use_shared_attention_adapter)
+    return Part(tuple(GgufTensor("other", row, rows) for row, rows in shapes))
+
+
 def mamba(c: ModelConfig) -> tuple[Part, State]:
     """Mamba (arXiv:2312.00752), as in Jamba and Falcon Mamba."""
     d, inner, size, rank = c.hidden_size, c.state_inner, c.state_size, c.state_rank

@@ -13,7 +13,18 @@ from kvsim.model.cache_groups import CacheGroup, PassWeights
 from kvsim.model.families import FAMILIES, Family
 from kvsim.model.gguf_file import LARGEST, LARGEST_LAYERS
 from kvsim.model.gguf_tensors import GgufTensor
-from kvsim.model.layer_parts import STATES, Part, attention, dense, latent, side_inputs, side_streams, sparse
+from kvsim.model.layer_parts import (
+    STATES,
+    Part,
+    adapters,
+    attention,
+    dense,
+    latent,
+    shared_block,
+    side_inputs,
+    side_streams,
+    sparse,
+)
 from kvsim.model.published_weights import kept_numbers, stored_type
 
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -28,7 +39,7 @@ _MIXERS = {
     "sliding_attention": "window",
     "chunked_attention": "chunked",
     "none": "none",
-    "parallel": "parallel",
+    **dict.fromkeys(("parallel", "hybrid"), "parallel"),
     **dict.fromkeys(("linear_attention", "mamba", "conv", "kimi", "lightning"), "state"),
 }
 """What layers are called in ``layer_types``: ``parallel`` is attention and a state together, ``none`` neither."""
@@ -98,6 +109,10 @@ class ModelConfig(BaseModel):
     """Whether layers with a state have a norm within."""
     recurrent_type: str = ""
     """The type in which vLLM keeps a recurrent state, if the family says; the model's otherwise."""
+    num_mem_blocks: Count = 0
+    """Blocks of attention and a feed-forward network that layers share."""
+    adapter_rank: Count = 0
+    use_shared_attention_adapter: bool = False
     vocab_size_per_layer_input: Count = 0
     hidden_size_per_layer_input: Count = 0
     laurel_rank: Count = 0
@@ -183,7 +198,8 @@ class ModelConfig(BaseModel):
         if self.layer_types is not None:
             if len(self.layer_types) != n:
                 raise ValueError(f"layer_types has {len(self.layer_types)} entries for {n} layers")
-            known = {name: kind for name, kind in _MIXERS.items() if kind != "state" or self.family.state}
+            stateless = not self.family.state
+            known = {n: kind for n, kind in _MIXERS.items() if not (stateless and kind in ("state", "parallel"))}
             if other := set(self.layer_types) - known.keys():
                 raise ValueError(
                     f"layer_types: {min(other)!r:.40} is not planned; accepted: {', '.join(known)}{LIMITS}"
@@ -235,17 +251,28 @@ class ModelConfig(BaseModel):
     def parts(self) -> Iterator[tuple[int, Part]]:
         """The parts of all layers, each with its layer."""
         full = attention(self) if self.kv_lora_rank is None else latent(self)
+        own = None
+        if self.num_mem_blocks:
+            full, own = shared_block(self), adapters(self)
         kept = STATES[self.family.state](self)[0] if self.family.state else None
         networks = {"dense": dense(self, self.intermediate_size), "experts": sparse(self) if self.n_experts else None}
         for layer, (mixer, network) in enumerate(zip(self.mixer_of_layers(), self.network_of_layers(), strict=True)):
             found = [
                 full if mixer not in ("state", "none") else None,
+                own if mixer == "parallel" else None,
                 kept if mixer in ("state", "parallel") else None,
                 networks.get(network),
                 side_streams(self) if self.altup_num_inputs else None,
                 Part((), self.family.norms * self.hidden_size),
             ]
             yield from ((layer, part) for part in found if part is not None)
+
+    @property
+    def repeated(self) -> int:
+        """Weights that later layers use again, since they share a block."""
+        if not self.num_mem_blocks:
+            return 0
+        return (self.mixer_of_layers().count("parallel") - self.num_mem_blocks) * shared_block(self).numbers
 
     def count(self) -> tuple[int, int]:
         """Number of weights outside and inside the matrices of experts (transformers, ``modeling_*.py``)."""
@@ -254,7 +281,7 @@ class ModelConfig(BaseModel):
         numbers += side_inputs(self).numbers if self.altup_num_inputs else 0
         parts = [part for _, part in self.parts()]
         experts = sum(part.of_experts for part in parts)
-        return numbers + sum(part.numbers for part in parts) - experts, experts
+        return numbers + sum(part.numbers for part in parts) - experts - self.repeated, experts
 
     def tensors(self) -> tuple[GgufTensor, ...]:
         """The matrices that a GGUF file of it would have."""
@@ -269,6 +296,8 @@ class ModelConfig(BaseModel):
         for layer, part in self.parts():
             layers.setdefault(part, []).append(layer)
         for part, where in layers.items():
+            if self.num_mem_blocks and part == shared_block(self):
+                where = where[: self.num_mem_blocks]
             for m in part.matrices:
                 found.append(replace(m, layers=tuple(where), stored=kept if m.experts else None))
         return tuple(found)

@@ -154,7 +154,8 @@ def test_vllm_takes_a_share_of_the_memory():
 def test_every_shipped_model_can_be_planned():
     for name in model_names():
         made = plan(name, ctx=4096)
-        served = ("llamacpp", "vllm") if not made.shape.vllm_until else ("llamacpp",)
+        alone = made.shape.only or ("llamacpp" if made.shape.vllm_until else "")
+        served = (alone,) if alone else ("llamacpp", "vllm")
         assert made.engines == served
         assert made.shape.source.startswith("https://huggingface.co/")
         assert sum(group.layers for group in made.shape.groups) > 0

@@ -1,12 +1,16 @@
 """Families by the config.json of a published model, beside those that are shipped by name."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from kvsim.costs.devices import device_named
 from kvsim.costs.memory_plan import plan
+from kvsim.costs.physics import PassPhysics
 from kvsim.errors import UserError
 from kvsim.model.config_shapes import shape_of_config
+from kvsim.model.memory_shapes import memory_shape
 from tests.kvsim.model.configs import CONFIGS
 
 
@@ -27,3 +31,18 @@ def test_an_engine_that_does_not_run_a_family_is_left_out(tmp_path):
     assert any("llama.cpp does not run this architecture" in note for note in made.notes)
     with pytest.raises(UserError, match=r"llama\.cpp does not run this architecture"):
         plan(str(path), engine="llamacpp")
+
+
+def test_a_block_that_layers_share_is_stored_once_and_used_by_each():
+    shape = memory_shape("zamba2-7b")
+    block = 3 * 7168**2 + 7168 * 3584 + 3 * 3584 * 14336 + 7168 + 3584
+    assert shape.repeated == (13 - 2) * block
+    stored = sum(t.numbers * len(t.layers) for t in shape.tensors if t.kind == "attn_q")
+    assert stored == 2 * 7168**2
+    shared, apart = (
+        PassPhysics(device_named("h100_sxm"), replace(shape, repeated=n), "bf16").matrices([1, 4096])
+        for n in (shape.repeated, 0)
+    )
+    more = 1 + shape.repeated / shape.matrices.numbers
+    assert shared.reading_s / apart.reading_s == pytest.approx(more)
+    assert shared.computing_s / apart.computing_s == pytest.approx(more)

@@ -58,6 +58,7 @@ COUNTED = {
     "llama-4-scout": 107_769_861_120,
     "gemma-3n-e4b": 6_835_235_568,
     "glm-4.7-flash": 29_943_390_976 + 46 * 64,  # Corrections of routers, which are buffers there.
+    "zamba2-7b": 7_356_749_648,
 }
 """As the models of transformers 5.19 count them, made of these keys; without vision, audio, and heads that draft."""
 
@@ -80,6 +81,7 @@ GROUPS = {
     "jamba-1.5-mini": [("full", 4, 1024), ("state", 28, (24_576, 131_072))],
     "nemotron-h-8b": [("full", 4, 1024), ("state", 24, (30_720, 1_048_576))],
     "falcon-h1-7b": [("full", 44, 256), ("state", 44, (10_752, 786_432))],
+    "zamba2-7b": [("full", 13, 7168), ("state", 81, (22_272, 458_752))],
     "lfm2-1.2b": [("full", 6, 512), ("state", 10, (4096, 0))],
     "kimi-linear-48b-a3b": [("latent", 7, 576), ("state", 20, (36_864, 524_288))],
     "minimax-text-01": [("full", 10, 1024), ("state", 70, (0, 1_048_576))],
@@ -215,6 +217,7 @@ BAD_CONFIGS = {
         "head_dim: field required where num_attention_heads does not divide hidden_size",
     ),
     "linear": ({"layer_types": ["linear_attention"] * 4}, "layer_types: 'linear_attention' is not planned; acc"),
+    "parallel": ({"layer_types": ["parallel"] * 4}, "layer_types: 'parallel' is not planned; accepted: full_att"),
     "too few": ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 4 layers"),
     "no window": ({"layer_types": ["sliding_attention"] * 4}, "sliding_window: field required where layer_types has "),
     "no experts": ({"model_type": "mixtral"}, "num_local_experts: field required where model_type is mixtral"),
