@@ -18,6 +18,7 @@ from kvsim.model.family_keys import (
     llama4_keys,
     minimax_keys,
     nemotron_h_keys,
+    olmo_hybrid_keys,
     only_mamba2_keys,
     only_mamba_keys,
     qwen3_next_keys,
@@ -149,6 +150,9 @@ FAMILIES: dict[str, Family] = {
     "lfm2": Family(qk_norm=True, tied=True, state="short_convolution", adapt=lfm2_keys, needed=("layer_types",)),
     "lfm2_moe": Family(
         qk_norm=True, tied=True, corrected=True, state="short_convolution", adapt=lfm2_keys, needed=("layer_types",)
+    ),
+    "olmo_hybrid": Family(
+        state="gated_delta_net", qk_norm=True, whole_qk_norm=True, adapt=olmo_hybrid_keys, only="vllm"
     ),
     "qwen3_next": _QWEN3_NEXT,
     "qwen3_5_text": Family(

@@ -175,6 +175,18 @@ def qwen3_next_keys(fields: Fields) -> Fields:
     }
 
 
+def olmo_hybrid_keys(fields: Fields) -> Fields:
+    """OLMo Hybrid: as many heads of a state as of attention, unless it says otherwise."""
+    heads = fields.get("num_attention_heads", 1)
+    keys = fields.get("linear_num_key_heads") or heads
+    size = fields.get("linear_key_head_dim") or int(0.75 * fields.get("hidden_size", 0) / keys)
+    return qwen3_next_keys(
+        {"linear_num_value_heads": heads, "linear_value_head_dim": 2 * size}
+        | {name: value for name, value in fields.items() if value is not None}
+        | {"linear_num_key_heads": keys, "linear_key_head_dim": size}
+    )
+
+
 def kimi_linear_keys(fields: Fields) -> Fields:
     """Kimi Linear: layers are counted from 1."""
     told = fields.get("linear_attn_config") or {}

@@ -10,7 +10,7 @@ from kvsim.costs.memory_plan import plan
 from kvsim.costs.physics import PassPhysics
 from kvsim.errors import UserError
 from kvsim.model.config_shapes import shape_of_config
-from kvsim.model.memory_shapes import memory_shape
+from kvsim.model.memory_shapes import config_fields, memory_shape
 from tests.kvsim.model.configs import CONFIGS
 
 
@@ -21,6 +21,12 @@ def test_weights_and_caches_are_those_of_the_libraries_that_run_them(name):
     assert shape.n_parameters == known.parameters
     found = [(g.kind, g.layers, g.state.numbers() if g.state else g.k_row + g.v_row) for g in shape.groups]
     assert found == known.groups
+
+
+def test_what_olmo_hybrid_leaves_out_follows_from_its_attention():
+    told = config_fields("olmo-hybrid-7b")
+    shorter = {key: value for key, value in told.items() if not key.startswith("linear_")}
+    assert shape_of_config(shorter, "a", "b") == shape_of_config(told, "a", "b")
 
 
 def test_an_engine_that_does_not_run_a_family_is_left_out(tmp_path):

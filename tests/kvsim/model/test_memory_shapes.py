@@ -59,6 +59,7 @@ COUNTED = {
     "gemma-3n-e4b": 6_835_235_568,
     "glm-4.7-flash": 29_943_390_976 + 46 * 64,  # Corrections of routers, which are buffers there.
     "zamba2-7b": 7_356_749_648,
+    "olmo-hybrid-7b": 7_430_870_688,
 }
 """As the models of transformers 5.19 count them, made of these keys; without vision, audio, and heads that draft."""
 
@@ -82,6 +83,7 @@ GROUPS = {
     "nemotron-h-8b": [("full", 4, 1024), ("state", 24, (30_720, 1_048_576))],
     "falcon-h1-7b": [("full", 44, 256), ("state", 44, (10_752, 786_432))],
     "zamba2-7b": [("full", 13, 7168), ("state", 81, (22_272, 458_752))],
+    "olmo-hybrid-7b": [("full", 8, 3840), ("state", 24, (34_560, 552_960))],
     "lfm2-1.2b": [("full", 6, 512), ("state", 10, (4096, 0))],
     "kimi-linear-48b-a3b": [("latent", 7, 576), ("state", 20, (36_864, 524_288))],
     "minimax-text-01": [("full", 10, 1024), ("state", 70, (0, 1_048_576))],
