@@ -28,7 +28,7 @@ from kvsim.costs.profile import CopyCost, Profile, Range, Source, exactly
 from kvsim.costs.served import Served
 from kvsim.costs.tables import FloatArray
 from kvsim.costs.under_load import BLOCKS, EXCHANGE, Longer
-from kvsim.errors import UserError
+from kvsim.errors import LIMITS, UserError
 from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.engine_shapes import STORED
 from kvsim.model.memory_shapes import memory_shape
@@ -45,6 +45,11 @@ _MEASURED_TOKENS, _MEASURED_CELLS, _MEASURED_SEQUENCES = 8192, 32768, 512
 def estimated(of: Served) -> Profile:
     """The profile of what is served. Raises ``UserError`` for a model, device or type that is not known."""
     shape, device = memory_shape(of.model), device_named(of.device)
+    if shape.indices:
+        raise UserError(
+            f"{shape.name}: times of attention that an index makes sparse are not known; kvsim plan --model "
+            f"{shape.name} says what memory it takes{LIMITS}"
+        )
     weights = of.weights or shape.default_type
     physics = PassPhysics(device, shape, weights, of.type_k, of.type_v, of.tp, of.engine, of.flash_attn, of.ep)
     fitted, measured = _efficiency(of.engine, device)

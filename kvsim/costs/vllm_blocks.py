@@ -37,7 +37,7 @@ class BlockGroups:
     block_size: int
     """Tokens in a block of layers with attention."""
     block_bytes: int
-    """Bytes of a block: one page for each layer of a group, padding layers included."""
+    """Bytes of a block: one page for each layer of a group, padding layers included, and an indexer's keys."""
     page_bytes: int
     """Bytes of a block in one layer."""
     tables: tuple[int, ...]
@@ -60,7 +60,7 @@ class BlockGroups:
         page = size * token_bytes(cells[0], s) if cells else max(state_bytes(group, s) for group in groups)
         each = max(layers) if max(layers) < 1.5 * min(layers) else min(layers)
         blocks = tuple(_request_blocks(group, size, s, alone=not cells) for group in groups)
-        more = size * sum(group.layers * token_bytes(group, s) for group in beside)
+        more = size * sum(group.layers * token_bytes(group, s) for group in (*beside, *shape.indices))
         return BlockGroups(groups, size, page * each + more, page, tuple(-(-n // each) for n in layers), blocks)
 
     @property
@@ -81,11 +81,14 @@ class BlockGroups:
 
 
 def cached_groups(shape: MemoryShape) -> tuple[CacheGroup, ...]:
-    """The groups as vLLM caches them: chunked layers keep all tokens, since it switches off its hybrid manager for
-    them (``VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE``)."""
+    """The groups as vLLM caches them.
+
+    Keys of an indexer lie in the blocks of the latents. Chunked layers keep all tokens, since vLLM switches off its
+    hybrid manager for them (``VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE``).
+    """
     chunked = sum(group.layers for group in shape.groups if group.kind == "chunked")
     if not chunked:
-        return shape.groups
+        return tuple(group for group in shape.groups if group.kind != "index")
     first, *_ = shape.groups
     whole = sum(group.layers for group in shape.groups if group.kind == "full")
     return (replace(first, kind="full", layers=chunked + whole, window=None),)
@@ -94,8 +97,11 @@ def cached_groups(shape: MemoryShape) -> tuple[CacheGroup, ...]:
 def token_bytes(group: CacheGroup, s: PlanSettings) -> int:
     """Bytes of a token in one layer, on one GPU (``AttentionSpec.page_size_bytes``).
 
-    Each GPU has its share of the KV heads, at least one; a latent is not divided.
+    Each GPU has its share of the KV heads, at least one; a latent is not divided. Keys of an indexer have 8 bits and a
+    scale in 32 for each 128 (``DeepseekV32Indexer``).
     """
+    if group.kind == "index":
+        return group.k_row + 4 * (group.k_row // 128)
     ranks = min(s.tensor_parallel, group.kv_heads)
     return row_bytes(s.type_k, group.k_row // ranks) + row_bytes(s.type_k, group.v_row // ranks)
 
@@ -154,6 +160,11 @@ def notes(shape: MemoryShape, s: PlanSettings) -> list[str]:
     made, found = BlockGroups.of(shape, s), []
     if any(group.kind == "chunked" for group in shape.groups):
         found.append("vLLM keeps all tokens of chunked layers, too: its hybrid KV cache manager is off for them")
+    for group in shape.indices:
+        found.append(
+            f"vLLM: blocks have keys of an indexer, too, {token_bytes(group, s)} bytes of a token in {group.layers} "
+            f"layers, {made.block_bytes // made.block_size:,} in all"
+        )
     if shape.states:
         found += _of_states(shape, s, made)
     if len(made.groups) > 1:

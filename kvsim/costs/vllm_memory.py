@@ -38,6 +38,8 @@ def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
     for option, kind in (("--cache-type-k", s.type_k), ("--cache-type-v", s.type_v)):
         if kind not in VLLM_CACHE_TYPES:
             return f"{option}: vLLM has no {kind} cache; it has {', '.join(VLLM_CACHE_TYPES)}"
+    if shape.indices and s.type_k == "fp8":
+        return f"--cache-type-k: the size of fp8 latents of {shape.name} depends on the GPU, and is not planned"
     if s.type_k != s.type_v:
         return f"--cache-type-v: vLLM stores K and V in one type, not in {s.type_k} and {s.type_v}"
     ranks = s.tensor_parallel

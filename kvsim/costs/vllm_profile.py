@@ -149,7 +149,7 @@ def _rotary(shape: MemoryShape, s: PlanSettings) -> Part:
 
 def _activations(shape: MemoryShape, s: PlanSettings, run: ProfileRun) -> Part:
     """The peak of the profile run, and that of a first start, which compiles within it."""
-    warm = max(_feed_forward_peak(shape, s), _sampler_peak(shape, s, run))
+    warm = max(_feed_forward_peak(shape, s), _sampler_peak(shape, s, run), _index_peak(shape, s))
     table, batch = _embedding_table(shape, s), 2 * s.batch * shape.d_model
     # Inductor times kernels on random inputs as large as the real ones (torch/_inductor/scheduler.py:
     # benchmark_combo_kernel), the table of embeddings among them. Published pairs of a cold and a warm start ([4])
@@ -176,6 +176,17 @@ def _feed_forward_peak(shape: MemoryShape, s: PlanSettings) -> int:
     attention = shape.n_heads * group.v_head if group and plain else shape.d_model
     divided = 3 * shape.d_ff + attention
     return 2 * s.batch * (divided // s.tensor_parallel + 2 * shape.d_model)
+
+
+def _index_peak(shape: MemoryShape, s: PlanSettings) -> int:
+    """Bytes that an indexer reserves: latents of several contexts in 16 bits, and scores in 512 MiB.
+
+    ``sparse_mla_prefill_workspace_factor`` in ``config/vllm.py``, ``VLLM_SPARSE_INDEXER_MAX_LOGITS_MB``.
+    """
+    if not shape.indices:
+        return 0
+    contexts = 5 if s.ctx <= 1 << 18 else 2
+    return contexts * s.ctx * 2 * shape.cells[0].k_row + (512 << 20)
 
 
 def _sampler_peak(shape: MemoryShape, s: PlanSettings, run: ProfileRun) -> int:

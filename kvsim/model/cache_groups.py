@@ -9,7 +9,7 @@ from typing import Literal
 from kvsim.model.gguf_tensors import GgufTensor
 from kvsim.model.storage_types import SERVED_TYPES, row_bytes, weight_bytes
 
-Kind = Literal["full", "window", "chunked", "latent", "state"]
+Kind = Literal["full", "window", "chunked", "latent", "index", "state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class CacheGroup:
     kind: Kind
     """``full``: K and V of all tokens; ``window``: of the last ``window``; ``chunked``: of those since the last
     multiple of ``window``; ``latent``: one vector that stands for both (multi-head latent attention, DeepSeek-V2,
-    arXiv:2405.04434); ``state``: nothing of any token, but a ``state`` of each sequence."""
+    arXiv:2405.04434); ``index``: a key by which an indexer chooses tokens (DeepSeek-V3.2); ``state``: nothing of any
+    token, but a ``state`` of each sequence."""
     layers: int
     """Layers that cache; each has a cache of its own."""
     k_row: int = 0
@@ -73,13 +74,14 @@ class CacheGroup:
     @property
     def kv_heads(self) -> int:
         """Heads of K that can be divided over devices, each of which holds at least one; a latent is not divided."""
-        return 1 if self.kind == "latent" or not self.k_head else self.k_row // self.k_head
+        return 1 if self.kind in ("latent", "index") or not self.k_head else self.k_row // self.k_head
 
     @property
     def title(self) -> str:
         """Description for tables, with the number of layers."""
         window = f"{self.window or 0:,}"
         titles = {"full": "full attention", "window": f"window of {window}", "chunked": f"chunks of {window}"}
+        titles["index"] = "keys of an indexer"
         what = self.state.name if self.state else titles.get(self.kind, self.kind)
         return f"{what}, {self.layers} layer{'s' * (self.layers != 1)}"
 
@@ -156,6 +158,11 @@ class MemoryShape:
     def cells(self) -> tuple[CacheGroup, ...]:
         """The groups that cache tokens, in cells."""
         return tuple(group for group in self.groups if group.state is None)
+
+    @property
+    def indices(self) -> tuple[CacheGroup, ...]:
+        """The groups that cache keys of an indexer."""
+        return tuple(group for group in self.groups if group.kind == "index")
 
     @property
     def states(self) -> tuple[CacheGroup, ...]:

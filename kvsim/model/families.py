@@ -12,6 +12,7 @@ from kvsim.model.family_keys import (
     falcon_h1_keys,
     gemma3n_keys,
     granite_keys,
+    index_keys,
     jamba_keys,
     kimi_linear_keys,
     lfm2_keys,
@@ -71,6 +72,7 @@ class Family:
 
 
 _LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_INDEX = ("q_lora_rank", "index_n_heads", "index_head_dim")
 _EXPERTS = ("num_local_experts", "num_experts_per_tok")
 _QWEN3_NEXT = Family(
     state="gated_delta_net", qk_norm=True, gated_attention=True, gated_shared=True, adapt=qwen3_next_keys
@@ -132,6 +134,8 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": Family(qkv_bias=True, o_bias=True, sinks=True, pattern=2, llamacpp_windows=True, needed=_EXPERTS),
     "deepseek_v2": Family(needed=_LATENT),
     "deepseek_v3": Family(needed=_LATENT, corrected=True),
+    "deepseek_v32": Family(needed=_LATENT + _INDEX, corrected=True, adapt=index_keys),
+    "glm_moe_dsa": Family(needed=_LATENT + _INDEX, corrected=True, adapt=index_keys),
     "kimi_k2": Family(needed=_LATENT, corrected=True),
     "axk1": Family(needed=_LATENT, corrected=True, normed_experts=True, only="vllm"),
     "glm4_moe_lite": Family(needed=_LATENT, corrected=True),

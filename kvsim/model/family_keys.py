@@ -201,6 +201,16 @@ def kimi_linear_keys(fields: Fields) -> Fields:
     }
 
 
+def index_keys(fields: Fields) -> Fields:
+    """DeepSeek-V3.2 and GLM 5: some layers may choose tokens as the one before does."""
+    n, told = fields.get("num_hidden_layers", 0), fields.get("indexer_types")
+    pattern, every = fields.get("index_topk_pattern"), fields.get("index_topk_freq", 1)
+    if told is None and pattern is not None:
+        told = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern]
+    first = fields.get("index_skip_topk_offset", 2) - 1
+    return {"indexer_types": told or ["shared" if max(i - first, 0) % every else "full" for i in range(n)]}
+
+
 def minimax_keys(fields: Fields) -> Fields:
     """MiniMax-Text-01: 1 is attention."""
     kinds = fields.get("attn_type_list")

@@ -65,6 +65,13 @@ def latent(c: ModelConfig) -> Part:
     return Part((*found, GgufTensor("attn_output", heads * v, d)), vectors)
 
 
+def indexer(c: ModelConfig) -> Part:
+    """The indexer of DeepSeek Sparse Attention (arXiv:2512.02556), which has one key for all its heads."""
+    d, heads, head = c.hidden_size, c.index_n_heads, c.index_head_dim
+    shapes = ((c.q_lora_rank or 0, heads * head), (d, head), (d, heads))
+    return Part(tuple(GgufTensor("other", row, rows) for row, rows in shapes), 2 * head)
+
+
 def shared_block(c: ModelConfig) -> Part:
     """Attention and a feed-forward network that several layers of Zamba 2 share, on their input and the model's own."""
     d, wide = c.hidden_size, 2 * c.hidden_size

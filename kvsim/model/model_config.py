@@ -19,6 +19,7 @@ from kvsim.model.layer_parts import (
     adapters,
     attention,
     dense,
+    indexer,
     latent,
     shared_block,
     side_inputs,
@@ -91,6 +92,10 @@ class ModelConfig(BaseModel):
     qk_nope_head_dim: Size | None = None
     qk_rope_head_dim: Size | None = None
     v_head_dim: Size | None = None
+    indexer_types: list[str] | None = None
+    """Whether each layer chooses tokens by an indexer of its own (``full``) or as the one before (``shared``)."""
+    index_n_heads: Count = 0
+    index_head_dim: Count = 0
     state_heads: Count = 0
     """Heads of a state."""
     state_head: Count = 0
@@ -212,6 +217,13 @@ class ModelConfig(BaseModel):
             return kinds
         return ["window" if some else "full" for some in self._windowed()]
 
+    def indexer_types_of_layers(self) -> list[str]:
+        """The indexer of each layer, as in ``indexer_types``. Raises ``ValueError``."""
+        told, n = self.indexer_types or [], self.num_hidden_layers
+        if told and (len(told) != n or not set(told) <= {"full", "shared"}):
+            raise ValueError(f"indexer_types: {n} of full and shared are accepted")
+        return told or ["none"] * n
+
     def _windowed(self) -> list[bool]:
         """Whether each layer has a sliding window, where ``layer_types`` does not say."""
         n, window = self.num_hidden_layers, self.sliding_window
@@ -238,6 +250,8 @@ class ModelConfig(BaseModel):
             elif layers:
                 group = CacheGroup(kind, layers, row, row, head, head, window, readers=others.count(kind))  # type: ignore[arg-type]
                 groups.append(group)
+        if layers := self.indexer_types_of_layers().count("full"):
+            groups.append(CacheGroup("index", layers, self.index_head_dim, 0, self.index_head_dim))
         if layers := own.count("state") + own.count("parallel"):
             groups.append(CacheGroup("state", layers, state=STATES[self.family.state](self)[1]))
         return tuple(groups)
@@ -255,9 +269,12 @@ class ModelConfig(BaseModel):
         if self.num_mem_blocks:
             full, own = shared_block(self), adapters(self)
         kept = STATES[self.family.state](self)[0] if self.family.state else None
+        chooses = indexer(self) if self.indexer_types else None
+        indexers = self.indexer_types_of_layers()
         networks = {"dense": dense(self, self.intermediate_size), "experts": sparse(self) if self.n_experts else None}
         for layer, (mixer, network) in enumerate(zip(self.mixer_of_layers(), self.network_of_layers(), strict=True)):
             found = [
+                chooses if indexers[layer] == "full" else None,
                 full if mixer not in ("state", "none") else None,
                 own if mixer == "parallel" else None,
                 kept if mixer in ("state", "parallel") else None,

@@ -74,6 +74,19 @@ def test_a_plan_says_what_states_do_to_blocks():
     assert "a state of 73.69 MiB a sequence" in " ".join(wider.notes)
 
 
+def test_blocks_of_sparse_attention_have_keys_of_the_indexer():
+    """``DeepseekV32Indexer`` of vLLM 0.33: 128 numbers of 8 bits and a scale in 32, beside 576 numbers in 16."""
+    made = plan("deepseek-v3.2", ctx=1024, parallel=2)
+    blocks = BlockGroups.of(made.shape, made.settings)
+    assert blocks.block_bytes == 16 * 61 * (2 * 576 + 132)
+    assert (blocks.tables, blocks.of_request) == ((1,), 64)
+    assert "132 bytes of a token in 61 layers" in " ".join(made.notes)
+    keys = [part.bytes for part in made.parts if part.name == "KV, keys of an indexer, 61 layers"]
+    assert keys == [61 * 2048 * 2 * 128]
+    with pytest.raises(UserError, match=r"fp8 latents of deepseek-v3\.2 depends on the GPU"):
+        plan("deepseek-v3.2", engine="vllm", type_k="fp8", type_v="fp8")
+
+
 def test_more_sequences_than_blocks_do_not_start():
     made = plan("nemotron-h-8b", engine="vllm", memory="24GiB", parallel=1024, ctx=512)
     blocks = made.vllm_blocks(24 << 30)

@@ -29,6 +29,32 @@ def test_what_olmo_hybrid_leaves_out_follows_from_its_attention():
     assert shape_of_config(shorter, "a", "b") == shape_of_config(told, "a", "b")
 
 
+GLM_5_2 = [i < 3 or i % 4 == 2 for i in range(78)]
+"""Layers with an indexer of their own, as llama.cpp has them where the file does not say (``models/glm-dsa.cpp``)."""
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"index_topk_freq": 4, "index_skip_topk_offset": 3},
+        {"index_topk_pattern": "".join("F" if own else "S" for own in GLM_5_2)},
+        {"indexer_types": ["full" if own else "shared" for own in GLM_5_2]},
+    ],
+    ids=str,
+)
+def test_layers_may_choose_tokens_as_the_one_before(told):
+    full = shape_of_config(CONFIGS["glm-5"].config, "", "")
+    shape = shape_of_config(CONFIGS["glm-5"].config | told, "", "")
+    assert [(group.kind, group.layers) for group in shape.groups] == [("latent", 78), ("index", 21)]
+    one = 2048 * 32 * 128 + 6144 * (128 + 32) + 2 * 128
+    assert full.n_parameters - shape.n_parameters == (78 - 21) * one
+
+
+def test_an_index_that_is_told_wrongly_is_refused():
+    with pytest.raises(UserError, match="indexer_types: 78 of full and shared are accepted"):
+        shape_of_config(CONFIGS["glm-5"].config | {"index_topk_pattern": "FS"}, "", "")
+
+
 def test_an_engine_that_does_not_run_a_family_is_left_out(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIGS["a.x-k1"].config))

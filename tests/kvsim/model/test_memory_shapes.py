@@ -60,6 +60,7 @@ COUNTED = {
     "glm-4.7-flash": 29_943_390_976 + 46 * 64,  # Corrections of routers, which are buffers there.
     "zamba2-7b": 7_356_749_648,
     "olmo-hybrid-7b": 7_430_870_688,
+    "deepseek-v3.2": 671_877_929_216 + 58 * 256,
 }
 """As the models of transformers 5.19 count them, made of these keys; without vision, audio, and heads that draft."""
 
@@ -91,6 +92,7 @@ GROUPS = {
     "llama-4-scout": [("full", 12, 1024), ("chunked", 36, 1024)],
     "gemma-3n-e4b": [("full", 4, 512), ("window", 16, 512)],
     "glm-4.7-flash": [("latent", 47, 576)],
+    "deepseek-v3.2": [("latent", 61, 576), ("index", 61, 128)],
     "command-r7b": [("full", 8, 1024), ("window", 24, 1024)],
 }
 

@@ -97,6 +97,13 @@ def test_what_is_not_simulated_is_refused_in_a_line(model, changes, message):
     assert "\n" not in str(refused.value)
 
 
+def test_times_of_sparse_attention_are_refused_in_a_line():
+    scenario = on_device("deepseek-v3.2", machine__device="h200_sxm", machine__tensor_parallel=8)
+    with pytest.raises(UserError, match="times of attention that an index makes sparse are not known") as refused:
+        load_profile(scenario.machine.profile)
+    assert "\n" not in str(refused.value)
+
+
 def test_without_a_device_the_line_names_what_it_takes():
     with pytest.raises(UserError, match=r"\[\[cache.groups\]\] of kind state, which follow from a machine.device"):
         load_scenario("chat", model="granite-4.0-h-tiny")
