@@ -97,13 +97,13 @@ def cached_groups(shape: MemoryShape) -> tuple[CacheGroup, ...]:
 def token_bytes(group: CacheGroup, s: PlanSettings) -> int:
     """Bytes of a token in one layer, on one GPU (``AttentionSpec.page_size_bytes``).
 
-    Each GPU has its share of the KV heads, at least one; a latent is not divided. Keys of an indexer have 8 bits and a
-    scale in 32 for each 128 (``DeepseekV32Indexer``).
+    Each GPU has its share of the KV heads, at least one; a latent is not divided. V is padded to the width
+    of K (``minicpm3.py``). Keys of an indexer have 8 bits and a scale in 32 for each 128 (``DeepseekV32Indexer``).
     """
     if group.kind == "index":
         return group.k_row + 4 * (group.k_row // 128)
     ranks = min(s.tensor_parallel, group.kv_heads)
-    return row_bytes(s.type_k, group.k_row // ranks) + row_bytes(s.type_k, group.v_row // ranks)
+    return (2 if group.v_row else 1) * row_bytes(s.type_k, group.k_row // ranks)
 
 
 def state_bytes(group: CacheGroup, s: PlanSettings) -> int:

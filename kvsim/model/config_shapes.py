@@ -103,7 +103,7 @@ def model_config(fields: dict[str, Any], kind: str) -> ModelConfig:
     if family.adapt is not None and isinstance(layers, int) and 0 <= layers <= LARGEST_LAYERS:
         try:
             named |= family.adapt(named)
-        except (TypeError, AttributeError, ArithmeticError):
+        except (TypeError, AttributeError, ArithmeticError, KeyError):
             ModelConfig.model_validate({**named, "model_type": kind})
             raise ValueError(f"keys of {kind} that are not as its config.json has them") from None
     return ModelConfig.model_validate({**named, "model_type": kind})

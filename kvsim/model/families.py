@@ -17,6 +17,7 @@ from kvsim.model.family_keys import (
     kimi_linear_keys,
     lfm2_keys,
     llama4_keys,
+    minicpm3_keys,
     minimax_keys,
     nemotron_h_keys,
     olmo_hybrid_keys,
@@ -45,6 +46,8 @@ class Family:
     pattern: int = 0
     """Every ``pattern``-th layer has full attention, the others a window; 0: all have the window, if there is one."""
     llamacpp_windows: bool = False
+    expanded: bool = False
+    """Whether K and V are cached by head although they are made of a latent."""
     fused: bool = False
     """Whether Q, K and V are one matrix, and gate and up another."""
     gated: bool = True
@@ -139,6 +142,7 @@ FAMILIES: dict[str, Family] = {
     "kimi_k2": Family(needed=_LATENT, corrected=True),
     "axk1": Family(needed=_LATENT, corrected=True, normed_experts=True, only="vllm"),
     "glm4_moe_lite": Family(needed=_LATENT, corrected=True),
+    "minicpm3": Family(needed=_LATENT, tied=True, expanded=True, adapt=minicpm3_keys),
     "mistral4": Family(needed=_LATENT),
     "youtu": Family(needed=_LATENT, tied=True),
     "minimax_m2": Family(qk_norm=True, whole_qk_norm=True, needed=_EXPERTS, corrected=True),

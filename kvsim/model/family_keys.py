@@ -211,6 +211,11 @@ def index_keys(fields: Fields) -> Fields:
     return {"indexer_types": told or ["shared" if max(i - first, 0) % every else "full" for i in range(n)]}
 
 
+def minicpm3_keys(fields: Fields) -> Fields:
+    """MiniCPM3: heads of V as wide as the model's."""
+    return {"v_head_dim": fields.get("v_head_dim") or fields["hidden_size"] // fields["num_attention_heads"]}
+
+
 def minimax_keys(fields: Fields) -> Fields:
     """MiniMax-Text-01: 1 is attention."""
     kinds = fields.get("attn_type_list")

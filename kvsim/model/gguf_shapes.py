@@ -16,7 +16,7 @@ _PATTERNS: dict[str, int] = {
     **dict.fromkeys(("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "phi2", "phi3", "gemma", "starcoder2"), 0),
     **dict.fromkeys(("falcon", "stablelm", "granite", "granitemoe", "smollm3", "internlm2", "minicpm", "gpt2"), 0),
     "command-r": 0,
-    "deepseek2": 0,
+    **dict.fromkeys(("deepseek2", "minicpm3", "plm"), 0),
     "mistral4": 0,
     "gemma2": 2,
     "gemma3": 6,
@@ -28,6 +28,8 @@ _PATTERNS: dict[str, int] = {
 }
 """Architectures whose memory in llama.cpp is known here. Every n-th layer has full attention, the others a window
 (``hparams.set_swa_pattern`` in llama.cpp); 0: no window, even if the header has one."""
+_ONLY_LLAMACPP = ("plm", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
+"""Architectures that vLLM does not run."""
 _CHUNK = 8192
 """Tokens in a chunk of Llama 4, which llama.cpp does not read from the file (``models/llama4.cpp``)."""
 _OWN_CACHE = 20
@@ -78,6 +80,7 @@ def shape_of_gguf(path: Path, name: str) -> MemoryShape:
         head=_by_use(sizes, "head"),
         n_experts=experts,
         experts_per_token=used,
+        only="llamacpp" if arch in _ONLY_LLAMACPP else "",
         qk_norm=any(name.endswith(".attn_q_norm.weight") for name in header.tensors),
     )
 

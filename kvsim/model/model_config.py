@@ -242,14 +242,16 @@ class ModelConfig(BaseModel):
         own = mixers[: self.num_hidden_layers - self.num_kv_shared_layers]
         others = mixers[len(own) :]
         groups = []
-        head, row = self.d_head, self.kv_heads * self.d_head
+        heads, k, v = self.kv_heads, self.d_head, self.d_head
+        if self.family.expanded:
+            k, v = (self.qk_nope_head_dim or 0) + (self.qk_rope_head_dim or 0), self.v_head_dim or 0
         for kind, window in (("full", None), ("window", self.sliding_window), ("chunked", self.attention_chunk_size)):
             layers = own.count(kind) + (own.count("parallel") if kind == "full" else 0)
-            if layers and kind == "full" and self.kv_lora_rank is not None:
+            if layers and kind == "full" and self.kv_lora_rank is not None and not self.family.expanded:
                 groups.append(self._latent(layers))
             elif layers:
-                group = CacheGroup(kind, layers, row, row, head, head, window, readers=others.count(kind))  # type: ignore[arg-type]
-                groups.append(group)
+                rows = (heads * k, heads * v, k, v)
+                groups.append(CacheGroup(kind, layers, *rows, window, readers=others.count(kind)))  # type: ignore[arg-type]
         if layers := self.indexer_types_of_layers().count("full"):
             groups.append(CacheGroup("index", layers, self.index_head_dim, 0, self.index_head_dim))
         if layers := own.count("state") + own.count("parallel"):

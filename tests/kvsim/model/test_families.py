@@ -8,10 +8,17 @@ import pytest
 from kvsim.costs.devices import device_named
 from kvsim.costs.memory_plan import plan
 from kvsim.costs.physics import PassPhysics
+from kvsim.costs.vllm_blocks import BlockGroups
 from kvsim.errors import UserError
 from kvsim.model.config_shapes import shape_of_config
 from kvsim.model.memory_shapes import config_fields, memory_shape
 from tests.kvsim.model.configs import CONFIGS
+
+
+def saved(folder, name):
+    path = folder / "config.json"
+    path.write_text(json.dumps(CONFIGS[name].config))
+    return str(path)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -27,6 +34,13 @@ def test_what_olmo_hybrid_leaves_out_follows_from_its_attention():
     told = config_fields("olmo-hybrid-7b")
     shorter = {key: value for key, value in told.items() if not key.startswith("linear_")}
     assert shape_of_config(shorter, "a", "b") == shape_of_config(told, "a", "b")
+
+
+def test_vllm_pads_values_to_the_width_of_keys(tmp_path):
+    made = plan(saved(tmp_path, "minicpm3-4b"), ctx=1024)
+    assert BlockGroups.of(made.shape, made.settings).block_bytes == 16 * 62 * 2 * 40 * 96 * 2
+    keys_and_values = sum(part.bytes for part in made.parts if (part.engine, part.kind) == ("llamacpp", "kv"))
+    assert keys_and_values == 1024 * 62 * 40 * (96 + 64) * 2
 
 
 GLM_5_2 = [i < 3 or i % 4 == 2 for i in range(78)]
@@ -56,13 +70,12 @@ def test_an_index_that_is_told_wrongly_is_refused():
 
 
 def test_an_engine_that_does_not_run_a_family_is_left_out(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIGS["a.x-k1"].config))
-    made = plan(str(path))
+    path = saved(tmp_path, "a.x-k1")
+    made = plan(path)
     assert made.engines == ("vllm",)
     assert any("llama.cpp does not run this architecture" in note for note in made.notes)
     with pytest.raises(UserError, match=r"llama\.cpp does not run this architecture"):
-        plan(str(path), engine="llamacpp")
+        plan(path, engine="llamacpp")
 
 
 def test_a_block_that_layers_share_is_stored_once_and_used_by_each():

@@ -158,6 +158,16 @@ def test_a_gguf_file_says_which_layers_keep_a_state(tmp_path, arch):
     assert {group.kind for group in shape.cells} <= {"latent" if arch == "kimi-linear" else "full"}
 
 
+def test_plm_and_minicpm3_cache_by_head_in_gguf_files(tmp_path):
+    own = {"block_count": 2, "embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 4}
+    own |= {"attention.key_length": 24, "feed_forward_length": 96, "attention.kv_lora_rank": 32}
+    for arch, only in (("minicpm3", ""), ("plm", "llamacpp")):
+        fields = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in own.items()}
+        shape = memory_shape(str(Small(fields=fields).write(tmp_path / "small.gguf")))
+        assert [(g.kind, g.layers, g.k_row, g.v_row) for g in shape.groups] == [("full", 2, 4 * 24, 4 * 16)]
+        assert shape.only == only
+
+
 def test_only_the_experts_of_kimi_are_narrow():
     shape = memory_shape("kimi-k2.5")
     assert shape.parameters == {"default": 1_026_408_232_448 - 60 * 384 * 3 * 7168 * 2048, "int4_g32": 1014686023680}
