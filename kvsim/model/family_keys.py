@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvsim.model.gguf_file import LARGEST_LAYERS
+
 Fields = dict[str, Any]
 _TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
@@ -209,6 +211,21 @@ def index_keys(fields: Fields) -> Fields:
         told = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern]
     first = fields.get("index_skip_topk_offset", 2) - 1
     return {"indexer_types": told or ["shared" if max(i - first, 0) % every else "full" for i in range(n)]}
+
+
+def longcat_keys(fields: Fields) -> Fields:
+    """LongCat-Flash: two layers in each of its own, of which the first has experts beside its network.
+
+    Some experts do nothing and have no weights, but are routed to: a token uses fewer of the others.
+    """
+    n, real, zero = fields["num_layers"], fields["n_routed_experts"], fields.get("zero_expert_num") or 0
+    return {
+        "num_hidden_layers": 2 * n,
+        "networks": ["both", "dense"] * min(n, LARGEST_LAYERS),
+        "idle_experts": zero,
+        "num_experts_per_tok": max(1, fields["moe_topk"] * real // (real + zero)),
+        **_given(fields, intermediate_size="ffn_hidden_size", moe_intermediate_size="expert_ffn_hidden_size"),
+    }
 
 
 def minicpm3_keys(fields: Fields) -> Fields:

@@ -185,7 +185,7 @@ def dense(c: ModelConfig, width: int) -> Part:
 def sparse(c: ModelConfig) -> Part:
     """Experts, those that all tokens share, and the router."""
     d, n = c.hidden_size, c.n_experts
-    vectors = d * n + n * c.family.corrected + d * (c.family.gated_shared + c.family.normed_experts)
+    vectors = (n + c.idle_experts) * (d + c.family.corrected) + d * (c.family.gated_shared + c.family.normed_experts)
     if c.model_type == "gpt_oss":
         vectors += n * (1 + 2 * c.d_expert + d)
     shared = _network(c, c.shared_width) if c.shared_width else ()

@@ -31,7 +31,7 @@ from kvsim.model.published_weights import kept_numbers, stored_type
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1)]
-Network = Literal["dense", "experts", "none"]
+Network = Literal["dense", "experts", "both", "none"]
 
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 _MIXERS = {
@@ -81,6 +81,8 @@ class ModelConfig(BaseModel):
     moe_intermediate_size: Size | None = None
     n_routed_experts: Size | None = None
     n_shared_experts: Count | None = None
+    idle_experts: Count = 0
+    """Experts without weights, beside the others."""
     shared_expert_width: Count | None = None
     """Width of the expert that all tokens share; None: ``n_shared_experts`` as wide as the others."""
     first_k_dense_replace: Count = 0
@@ -181,7 +183,7 @@ class ModelConfig(BaseModel):
     def width(self) -> int:
         """Width of the widest feed-forward layer, for one token."""
         used = self.d_expert * (self.num_experts_per_tok or 1) + self.shared_width
-        return max(used if kind == "experts" else self.intermediate_size for kind in self.network_of_layers())
+        return max(used if kind in ("experts", "both") else self.intermediate_size for kind in self.network_of_layers())
 
     @property
     def tied(self) -> bool:
@@ -273,14 +275,15 @@ class ModelConfig(BaseModel):
         kept = STATES[self.family.state](self)[0] if self.family.state else None
         chooses = indexer(self) if self.indexer_types else None
         indexers = self.indexer_types_of_layers()
-        networks = {"dense": dense(self, self.intermediate_size), "experts": sparse(self) if self.n_experts else None}
+        network_of = {"dense": dense(self, self.intermediate_size), "experts": sparse(self) if self.n_experts else None}
         for layer, (mixer, network) in enumerate(zip(self.mixer_of_layers(), self.network_of_layers(), strict=True)):
             found = [
                 chooses if indexers[layer] == "full" else None,
                 full if mixer not in ("state", "none") else None,
                 own if mixer == "parallel" else None,
                 kept if mixer in ("state", "parallel") else None,
-                networks.get(network),
+                network_of["dense"] if network in ("dense", "both") else None,
+                network_of["experts"] if network in ("experts", "both") else None,
                 side_streams(self) if self.altup_num_inputs else None,
                 Part((), self.family.norms * self.hidden_size),
             ]

@@ -65,6 +65,25 @@ CONFIGS = {
             first_k_dense_replace=3,
         ),
     ),
+    "longcat-flash": Published(
+        "https://huggingface.co/meituan-longcat/LongCat-Flash-Chat/blob/main/config.json",
+        # There experts without weights have gates, which files have not.
+        741_053_585_408 - 28 * 256 * 2 * 2048 * 6144 + 28 * 768,
+        [("latent", 56, 576)],
+        latents(
+            model_type="longcat_flash",
+            vocab_size=131072,
+            hidden_size=6144,
+            num_layers=28,
+            num_attention_heads=64,
+            ffn_hidden_size=12288,
+            q_lora_rank=1536,
+            moe_topk=12,
+            n_routed_experts=512,
+            zero_expert_num=256,
+            expert_ffn_hidden_size=2048,
+        ),
+    ),
     "minicpm3-4b": Published(
         "https://huggingface.co/openbmb/MiniCPM3-4B/blob/main/config.json",
         4_073_875_968,
