@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvsim.errors import LIMITS, UserError
+from kvsim.model import config_weights
 from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.families import FAMILIES, WITH_TEXT
 from kvsim.model.gguf_file import LARGEST_LAYERS
@@ -66,8 +67,8 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemorySha
         raise UserError(f"{source}: {_first_fault(e)}") from None
     except ValueError as e:
         raise UserError(f"{source}: {e}") from None
-    parameters, default_type = config.weights()
-    matrices, experts, head = config.by_use()
+    parameters, default_type = config_weights.weights(config)
+    matrices, experts, head = config_weights.by_use(config)
     return MemoryShape(
         name=name,
         source=source,
@@ -85,14 +86,14 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemorySha
         matrices=matrices,
         experts=experts,
         head=head,
-        repeated=config.repeated,
+        repeated=config_weights.repeated(config),
         n_experts=config.n_experts,
         experts_per_token=(config.num_experts_per_tok or 1) if config.n_experts else 0,
         qk_norm=config.family.qk_norm,
         whole_qk_norm=config.family.whole_qk_norm,
         only=config.family.only,
         vllm_until=config.family.vllm_until,
-        tensors=config.tensors(),
+        tensors=config_weights.tensors(config),
     )
 
 

@@ -1,39 +1,22 @@
-"""The keys of a config.json, checked, and the layers that they describe."""
+"""The keys of a config.json, checked, and what the layers that they describe cache."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvsim.errors import LIMITS
-from kvsim.model.cache_groups import CacheGroup, PassWeights
+from kvsim.model.cache_groups import CacheGroup
 from kvsim.model.families import FAMILIES, Family
 from kvsim.model.gguf_file import LARGEST, LARGEST_LAYERS
-from kvsim.model.gguf_tensors import GgufTensor
-from kvsim.model.layer_parts import (
-    STATES,
-    Part,
-    adapters,
-    attention,
-    dense,
-    indexer,
-    latent,
-    shared_block,
-    side_inputs,
-    side_streams,
-    sparse,
-)
-from kvsim.model.published_weights import kept_numbers, stored_type
+from kvsim.model.layer_parts import STATES
 
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1)]
 Network = Literal["dense", "experts", "both", "none"]
 
-_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 _MIXERS = {
     "full_attention": "full",
     "attention": "full",
@@ -265,104 +248,3 @@ class ModelConfig(BaseModel):
         row = self.kv_lora_rank + (self.qk_rope_head_dim or 0)
         expanded = (self.qk_nope_head_dim or 0) + (self.qk_rope_head_dim or 0) + (self.v_head_dim or 0)
         return CacheGroup("latent", layers, row, 0, row, 0, score_width=expanded)
-
-    def parts(self) -> Iterator[tuple[int, Part]]:
-        """The parts of all layers, each with its layer."""
-        full = attention(self) if self.kv_lora_rank is None else latent(self)
-        own = None
-        if self.num_mem_blocks:
-            full, own = shared_block(self), adapters(self)
-        kept = STATES[self.family.state](self)[0] if self.family.state else None
-        chooses = indexer(self) if self.indexer_types else None
-        indexers = self.indexer_types_of_layers()
-        network_of = {"dense": dense(self, self.intermediate_size), "experts": sparse(self) if self.n_experts else None}
-        for layer, (mixer, network) in enumerate(zip(self.mixer_of_layers(), self.network_of_layers(), strict=True)):
-            found = [
-                chooses if indexers[layer] == "full" else None,
-                full if mixer not in ("state", "none") else None,
-                own if mixer == "parallel" else None,
-                kept if mixer in ("state", "parallel") else None,
-                network_of["dense"] if network in ("dense", "both") else None,
-                network_of["experts"] if network in ("experts", "both") else None,
-                side_streams(self) if self.altup_num_inputs else None,
-                Part((), self.family.norms * self.hidden_size),
-            ]
-            yield from ((layer, part) for part in found if part is not None)
-
-    @property
-    def repeated(self) -> int:
-        """Weights that later layers use again, since they share a block."""
-        if not self.num_mem_blocks:
-            return 0
-        return (self.mixer_of_layers().count("parallel") - self.num_mem_blocks) * shared_block(self).numbers
-
-    def count(self) -> tuple[int, int]:
-        """Number of weights outside and inside the matrices of experts (transformers, ``modeling_*.py``)."""
-        d = self.hidden_size
-        numbers = self.vocab_size * d * (1 if self.tied else 2) + d
-        numbers += side_inputs(self).numbers if self.altup_num_inputs else 0
-        parts = [part for _, part in self.parts()]
-        experts = sum(part.of_experts for part in parts)
-        return numbers + sum(part.numbers for part in parts) - experts - self.repeated, experts
-
-    def tensors(self) -> tuple[GgufTensor, ...]:
-        """The matrices that a GGUF file of it would have."""
-        # Of the types in which experts are published, llama-quantize keeps this one; it cannot read others.
-        kept = "mxfp4" if self.type_of_experts == "mxfp4" else None
-        found = [GgufTensor("token_embd", self.hidden_size, self.vocab_size)]
-        if not self.tied:
-            found.append(GgufTensor("output", self.hidden_size, self.vocab_size))
-        if self.altup_num_inputs:
-            found += side_inputs(self).matrices
-        layers: dict[Part, list[int]] = {}
-        for layer, part in self.parts():
-            layers.setdefault(part, []).append(layer)
-        for part, where in layers.items():
-            if self.num_mem_blocks and part == shared_block(self):
-                where = where[: self.num_mem_blocks]
-            for m in part.matrices:
-                found.append(replace(m, layers=tuple(where), stored=kept if m.experts else None))
-        return tuple(found)
-
-    def by_use(self) -> tuple[PassWeights, PassWeights, PassWeights]:
-        """The weights outside experts, in experts and in the head (``MemoryShape``)."""
-        numbers, experts = self.count()
-        table = self.vocab_size * self.hidden_size
-        looked_up = table * (1 if self.tied else 2)
-        if self.altup_num_inputs:
-            inputs = side_inputs(self).matrices[0]
-            looked_up += inputs.row * inputs.rows
-        narrow = self.type_of_experts
-        kept = (0, 0) if narrow else kept_numbers(self.quantization_config or {}, self.tensors())
-        return (
-            PassWeights(numbers - looked_up, kept=kept[0]),
-            PassWeights(experts, narrow or "default", kept=kept[1]),
-            PassWeights(table),
-        )
-
-    @property
-    def type_of_experts(self) -> str | None:
-        """The type of the matrices of experts where they alone are converted (``modules_to_not_convert``, ``ignore``),
-        as in gpt-oss and Kimi K2.5; None otherwise."""
-        told = self.quantization_config or {}
-        if not self.n_experts:
-            return None
-        if told.get("quant_method") == "mxfp4":
-            return "mxfp4"
-        packed = told.get("quant_method") == "compressed-tensors" and self.model_type == "kimi_k2"
-        return "int4_g32" if packed else None
-
-    def weights(self) -> tuple[dict[str, int], str]:
-        """Number of weights by storage type, and the type of those that users may choose (``MemoryShape``)."""
-        numbers, experts = self.count()
-        stated = self.torch_dtype or self.dtype
-        default = _DTYPES.get(stated or "bfloat16", "")
-        told = self.quantization_config or {}
-        method = told.get("quant_method")
-        if narrow := self.type_of_experts:
-            return {"default": numbers, narrow: experts}, default
-        if method not in (None, "mxfp4"):
-            default = stored_type(told) or f"quant_method {method!r:.40}"
-        elif method is None and not default:
-            default = f"torch_dtype {stated!r:.40}"
-        return {"default": numbers + experts}, default
