@@ -10,13 +10,13 @@ from typing import NamedTuple
 from kvsim.errors import LIMITS, UserError
 from kvsim.model.cache_groups import CacheGroup, Kind, MemoryShape, PassWeights
 from kvsim.model.gguf_file import LARGEST, LARGEST_LAYERS, GgufHeader, read_header
-from kvsim.model.gguf_states import STATE_NAMES, mixers_of, state_of
+from kvsim.model.gguf_states import STATE_NAMES, Mixer, mixers_of, states_of
 
 _PATTERNS: dict[str, int] = {
     **dict.fromkeys(("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "phi2", "phi3", "gemma", "starcoder2"), 0),
     **dict.fromkeys(("falcon", "stablelm", "granite", "granitemoe", "smollm3", "internlm2", "minicpm", "gpt2"), 0),
     "command-r": 0,
-    **dict.fromkeys(("deepseek2", "minicpm3", "plm"), 0),
+    **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa", "hy_v4", "minicpm3", "plm"), 0),
     "mistral4": 0,
     "gemma2": 2,
     "gemma3": 6,
@@ -28,8 +28,8 @@ _PATTERNS: dict[str, int] = {
 }
 """Architectures whose memory in llama.cpp is known here. Every n-th layer has full attention, the others a window
 (``hparams.set_swa_pattern`` in llama.cpp); 0: no window, even if the header has one."""
-_ONLY_LLAMACPP = ("plm", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
-"""Architectures that vLLM does not run."""
+_ONLY_LLAMACPP = ("plm", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "glm5-next", "hy_v4", "kimi-k3", "qwen4exp")
+"""Architectures that vLLM does not run, or caches otherwise."""
 _CHUNK = 8192
 """Tokens in a chunk of Llama 4, which llama.cpp does not read from the file (``models/llama4.cpp``)."""
 _OWN_CACHE = 20
@@ -57,7 +57,7 @@ def shape_of_gguf(path: Path, name: str) -> MemoryShape:
     experts = used = 0
     if keys.has("expert_count"):
         experts, used = keys.number("expert_count"), keys.number("expert_used_count", 1)
-        together = used * keys.number("expert_feed_forward_length", max(width))
+        together = used * max(keys.each("expert_feed_forward_length", max(width)))
         width = [together] if arch != "deepseek2" else [*width, together]
     context = fields.get(f"{arch}.context_length")
     sizes = _sizes(header)
@@ -146,8 +146,22 @@ def _groups(keys: Keys, kv_heads: list[int], k_head: int, v_head: int) -> tuple[
         )
         for (kind, kv), n in sorted(found.items())
     ]
-    kept = sum(mixer in ("state", "both") for mixer in mixers)
-    return (*groups, CacheGroup("state", kept, state=state_of(keys))) if kept else tuple(groups)
+    return (*groups, *_indices(keys, mixers), *states_of(keys, mixers))
+
+
+def _indices(keys: Keys, mixers: list[Mixer]) -> list[CacheGroup]:
+    """The keys of indexers, of those layers that have one (``llama-kv-cache-dsa.cpp``, ``models/glm-dsa.cpp``)."""
+    if not keys.number("attention.indexer.top_k", 0, least=0):
+        return []
+    # GLM 5.2, whose context is longer than that of 5 and 5.1, has one in every fourth layer.
+    shared = keys.arch == "glm-dsa" and keys.number("context_length") >= 1 << 20
+    own = keys.each("attention.indexer.types", 1, least=0)
+    if shared and not keys.has("attention.indexer.types"):
+        own = [int(i < 3 or i % 4 == 2) for i in range(keys.n_layers)]
+    n = sum(bool(has) and mixer == "attention" for has, mixer in zip(own, mixers, strict=True))
+    # GLM 5 Next caches a gate and a pooled key, too (``llama-memory-hybrid-idx.cpp``).
+    row = keys.number("attention.indexer.key_length") * (3 if keys.has("attention.indexer.kpool") else 1)
+    return [CacheGroup("index", n, row, 0, row)] if n else []
 
 
 class _Tensor(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from kvsim.model.cache_groups import State
+from kvsim.model.cache_groups import CacheGroup, State
 
 if TYPE_CHECKING:
     from kvsim.model.gguf_shapes import Keys
@@ -18,15 +18,15 @@ STATE_NAMES = {
     "mamba": "Mamba",
     "jamba": "Mamba",
     **dict.fromkeys(("mamba2", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe", "plamo2"), "Mamba 2"),
-    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), "gated delta net"),
-    "kimi-linear": "Kimi delta attention",
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe", "qwen4exp"), "gated delta net"),
+    **dict.fromkeys(("kimi-linear", "kimi-k3", "bailingmoe3", "glm5-next"), "Kimi delta attention"),
     **dict.fromkeys(("lfm2", "lfm2moe"), "short convolution"),
     "minimax-01": "lightning attention",
     **dict.fromkeys(("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"), "RWKV"),
 }
 """Architectures with layers that keep a state, and what those are."""
 _ONLY_STATES = ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
-_EVERY_FEW = ("qwen3next", "qwen35", "qwen35moe", "minimax-01")
+_EVERY_FEW = ("qwen3next", "qwen35", "qwen35moe", "qwen4exp", "minimax-01")
 """Architectures with attention in every n-th layer; in others with states it is where there are heads of K."""
 _ONE_EACH = ("nemotron_h", "nemotron_h_moe")
 """Architectures whose layers have attention, a state or a feed-forward network, and never two of them."""
@@ -73,3 +73,15 @@ def state_of(keys: Keys) -> State:
     grouped = before * 2 * size if name == "Mamba 2" else 0
     kind, several = "f32" if keys.arch in _IN_F32 else "", max(groups, 1) if grouped else 1
     return State(name, before * (inner + 2 * groups * size), size * inner, grouped, several, kind)
+
+
+def states_of(keys: Keys, mixers: list[Mixer]) -> list[CacheGroup]:
+    """The groups of layers that keep a state. Raises ``UserError``."""
+    kept = sum(mixer in ("state", "both") for mixer in mixers)
+    found = [CacheGroup("state", kept, state=state_of(keys))] if kept else []
+    if keys.has("ple.layers"):
+        # One layer convolves embeddings of n-grams (``ple_conv_state`` in ``llama-hparams.cpp``).
+        width = keys.number("hyper_connection.count") * keys.number("embedding_length")
+        inputs = (keys.number("ple.conv_kernel") - 1) * keys.number("ple.ngram_size") * width
+        found.append(CacheGroup("state", 1, state=State("convolution of n-grams", inputs, 0)))
+    return found

@@ -168,6 +168,53 @@ def test_plm_and_minicpm3_cache_by_head_in_gguf_files(tmp_path):
         assert shape.only == only
 
 
+LATENT = {
+    "block_count": 4,
+    "embedding_length": 64,
+    "context_length": 4096,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 1,
+    "attention.key_length": 48,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 24,
+    "attention.value_length_mla": 16,
+    "feed_forward_length": 96,
+}
+INDEX = {"attention.indexer.head_count": 2, "attention.indexer.key_length": 16, "attention.indexer.top_k": 8}
+DELTA = {"attention.head_count_kv": [0, 0, 0, 1], "kda.head_dim": 16, "ssm.conv_kernel": 4}
+SPARSE = {
+    "deepseek32": (INDEX, [("latent", 4, 48), ("index", 4, 16)]),
+    "glm-dsa": (INDEX, [("latent", 4, 48), ("index", 4, 16)]),
+    "glm-dsa, of a long context": (INDEX | {"context_length": 1 << 20}, [("latent", 4, 48), ("index", 3, 16)]),
+    "glm-dsa, told": (INDEX | {"attention.indexer.types": [1, 0, 0, 0]}, [("latent", 4, 48), ("index", 1, 16)]),
+    "hy_v4": ({}, [("latent", 4, 48)]),
+    "hy_v4, sparse": (INDEX | {"attention.indexer.types": [1, 0, 1, 0]}, [("latent", 4, 48), ("index", 2, 16)]),
+    "kimi-k3": (DELTA, [("latent", 1, 48), ("state", 3, (3 * 3 * 64, 16 * 64))]),
+    "bailingmoe3": (DELTA, [("latent", 1, 48), ("state", 3, (3 * 3 * 64, 16 * 64))]),
+    "glm5-next": (
+        INDEX | DELTA | {"attention.indexer.kpool": 4},
+        [("latent", 1, 48), ("index", 1, 48), ("state", 3, (3 * 3 * 64, 16 * 64))],
+    ),
+    "qwen4exp": (
+        INDEX
+        | {"attention.key_length_mla": None, "ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16}
+        | {"ssm.group_count": 1, "ple.layers": [1], "ple.ngram_size": 3, "ple.conv_kernel": 4}
+        | {"hyper_connection.count": 4},
+        [("full", 1, 48), ("index", 1, 16), ("state", 3, (3 * 160, 2048)), ("state", 1, (3 * 3 * 4 * 64, 0))],
+    ),
+}
+"""Keys of an architecture beside ``LATENT``, and its groups (llama.cpp 0c1e570, ``models/*.cpp``)."""
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_gguf_file_says_which_layers_have_latents_and_indexers(tmp_path, name):
+    told, groups = SPARSE[name]
+    arch = name.partition(",")[0]
+    fields = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in (LATENT | told).items()}
+    shape = memory_shape(str(Small(fields=fields).write(tmp_path / "small.gguf")))
+    assert [(g.kind, g.layers, g.state.numbers() if g.state else g.k_row) for g in shape.groups] == groups
+
+
 def test_only_the_experts_of_kimi_are_narrow():
     shape = memory_shape("kimi-k2.5")
     assert shape.parameters == {"default": 1_026_408_232_448 - 60 * 384 * 3 * 7168 * 2048, "int4_g32": 1014686023680}
