@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from kvsim.errors import LIMITS, UserError
 from kvsim.model import config_weights
 from kvsim.model.cache_groups import MemoryShape
-from kvsim.model.families import FAMILIES, WITH_TEXT
+from kvsim.model.families import FAMILIES, family_of
 from kvsim.model.gguf_file import LARGEST_LAYERS
 from kvsim.model.model_config import ModelConfig
 
@@ -53,8 +53,7 @@ def text_part(fields: dict[str, Any]) -> dict[str, Any]:
 def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemoryShape:
     """The shape of a model by its config.json. Raises ``UserError``, which names ``source``."""
     fields = text_part(fields)
-    kind = fields.get("model_type")
-    kind = f"{kind}_text" if kind in WITH_TEXT else kind
+    kind = family_of(fields)
     if not isinstance(kind, str) or kind not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise UserError(

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvsim.model.family_keys import (
     Fields,
+    bailing_keys,
     bamba_keys,
     falcon_h1_keys,
     gemma3n_keys,
@@ -164,6 +165,10 @@ FAMILIES: dict[str, Family] = {
     "olmo_hybrid": Family(
         state="gated_delta_net", qk_norm=True, whole_qk_norm=True, adapt=olmo_hybrid_keys, only="vllm"
     ),
+    "bailing_hybrid": Family(
+        needed=_LATENT, qk_norm=True, corrected=True, state="lightning", adapt=bailing_keys, only="vllm"
+    ),
+    "bailing_hybrid_v3": Family(needed=_LATENT, corrected=True, state="kimi_delta", adapt=bailing_keys),
     "qwen3_next": _QWEN3_NEXT,
     "qwen3_5_text": Family(
         state="gated_delta_net", qk_norm=True, gated_attention=True, adapt=qwen3_next_keys, defaults=_QWEN3_5_SHAPE
@@ -182,5 +187,13 @@ FAMILIES: dict[str, Family] = {
         state="lightning", vllm_until="0.23.0", adapt=minimax_keys, needed=("layer_types", *_EXPERTS)
     ),
 }
-WITH_TEXT = ("gemma3", "gemma3n", "llama4", "qwen3_5", "qwen3_5_moe")
+_WITH_TEXT = ("gemma3", "gemma3n", "llama4", "qwen3_5", "qwen3_5_moe")
 """Multimodal families, whose text part is called so with ``_text``."""
+
+
+def family_of(fields: Fields) -> Any:
+    """The name in ``FAMILIES`` of a config.json's ``model_type``, which may stand for several; itself if unknown."""
+    kind = fields.get("model_type")
+    if kind == "bailing_hybrid" and fields.get("short_conv_kernel_size"):
+        return "bailing_hybrid_v3"  # Ling 3, which has another linear attention than Ling 2.5.
+    return f"{kind}_text" if kind in _WITH_TEXT else kind

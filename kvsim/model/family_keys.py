@@ -233,6 +233,21 @@ def minicpm3_keys(fields: Fields) -> Fields:
     return {"v_head_dim": fields.get("v_head_dim") or fields["hidden_size"] // fields["num_attention_heads"]}
 
 
+def bailing_keys(fields: Fields) -> Fields:
+    """Ling 2.5 and 3: latents in the last layer of each group and in those behind the last group."""
+    n, every, heads = fields.get("num_hidden_layers", 0), fields["layer_group_size"], fields["num_attention_heads"]
+    whole = n // every * every
+    width = fields.get("moe_shared_expert_intermediate_size") or fields.get("moe_intermediate_size") or 0
+    gates = {"head_wise": heads, "element_wise": heads * fields.get("v_head_dim", 0)}
+    return {
+        "layer_types": _except(fields, [i for i in range(n) if i >= whole or (i + 1) % every == 0], "linear_attention"),
+        "latent_gates": gates.get(fields.get("gated_attention_proj_granularity_type", ""), 0),
+        "shared_expert_width": (fields.get("num_shared_experts") or 0) * width,
+        "state_heads": heads,
+        **_given(fields, state_head="head_dim", state_kernel="short_conv_kernel_size"),
+    }
+
+
 def minimax_keys(fields: Fields) -> Fields:
     """MiniMax-Text-01: 1 is attention."""
     kinds = fields.get("attn_type_list")

@@ -61,6 +61,7 @@ def latent(c: ModelConfig) -> Part:
         GgufTensor("other", d, rank + rope),
         GgufTensor("other", nope, heads * rank),
         GgufTensor("other", rank, heads * v),
+        *([GgufTensor("other", d, c.latent_gates)] if c.latent_gates else []),
     ]
     return Part((*found, GgufTensor("attn_output", heads * v, d)), vectors)
 
@@ -136,12 +137,14 @@ def gated_delta_net(c: ModelConfig) -> tuple[Part, State]:
 def kimi_delta(c: ModelConfig) -> tuple[Part, State]:
     """Kimi delta attention (arXiv:2510.26692), whose recurrent state vLLM keeps in f32 (``kda_state_dtype``)."""
     d, heads, head, value = c.hidden_size, c.state_heads, c.state_head, c.state_heads * c.state_head
+    gate = [GgufTensor("other", d, head), GgufTensor("other", head, value)]
+    if c.no_kda_lora:
+        gate = [GgufTensor("other", d, value)]
     found = (
         GgufTensor("attn_q", d, value),
         GgufTensor("attn_k", d, value),
         GgufTensor("attn_v", d, value),
-        *(GgufTensor("other", d, head), GgufTensor("other", head, value))
-        * 2,  # The gates of forgetting and of the result.
+        *gate * 2,  # Of forgetting and of the result.
         GgufTensor("other", d, heads),
         GgufTensor("attn_output", value, d),
     )
@@ -160,10 +163,10 @@ def short_convolution(c: ModelConfig) -> tuple[Part, State]:
 
 
 def lightning(c: ModelConfig) -> tuple[Part, State]:
-    """Lightning attention (arXiv:2401.04658), as in MiniMax-Text-01."""
+    """Lightning attention (arXiv:2401.04658), as in MiniMax-Text-01 and, with norms of heads, Ling 2.5."""
     d, q = c.hidden_size, c.num_attention_heads * c.d_head
     found = (GgufTensor("attn_qkv", d, 3 * q), GgufTensor("other", d, q), GgufTensor("attn_output", q, d))
-    return Part(found, q), State("lightning attention", 0, q * c.d_head)
+    return Part(found, q + 2 * c.d_head * c.family.qk_norm), State("lightning attention", 0, q * c.d_head)
 
 
 STATES = {

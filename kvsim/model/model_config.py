@@ -77,6 +77,10 @@ class ModelConfig(BaseModel):
     qk_nope_head_dim: Size | None = None
     qk_rope_head_dim: Size | None = None
     v_head_dim: Size | None = None
+    latent_gates: Count = 0
+    """Gates of the result of attention by latents."""
+    no_kda_lora: bool = False
+    """Whether the gates of Kimi delta attention are matrices of full rank."""
     indexer_types: list[str] | None = None
     """Whether each layer chooses tokens by an indexer of its own (``full``) or as the one before (``shared``)."""
     index_n_heads: Count = 0

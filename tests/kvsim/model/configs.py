@@ -65,6 +65,85 @@ CONFIGS = {
             first_k_dense_replace=3,
         ),
     ),
+    "ling-2.5-mini": Published(
+        "https://github.com/AI-Hypercomputer/maxtext (Ling2CheckpointConversionTest)",
+        # By the modules of vLLM 0.33 (bailing_moe_linear.py): embeddings and head, layers with latents, those with
+        # lightning attention, norms of layers, a dense network, experts.
+        2 * 157184 * 2048
+        + 2048
+        + 4 * (2048 * 256 + 256 + 256 * 16 * 192 + 2048 * 576 + 512 + 512 * 16 * 256 + 16 * 128 * 2048)
+        + 16 * (5 * 2048 * 2048 + 2048 + 2 * 128)
+        + 20 * 2 * 2048
+        + 3 * 2048 * 5120
+        + 19 * (257 * 3 * 2048 * 512 + 256 * 2048 + 256),
+        [("latent", 4, 576), ("state", 16, (0, 16 * 128 * 128))],
+        latents(
+            model_type="bailing_hybrid",
+            hidden_size=2048,
+            intermediate_size=5120,
+            num_hidden_layers=20,
+            num_attention_heads=16,
+            head_dim=128,
+            vocab_size=157184,
+            layer_group_size=5,
+            q_lora_rank=256,
+            first_k_dense_replace=1,
+            num_experts=256,
+            num_experts_per_tok=8,
+            num_shared_experts=1,
+            moe_intermediate_size=512,
+        ),
+    ),
+    "ling-3.0-tiny": Published(
+        "https://huggingface.co/inclusionAI/Ling-3.0-tiny/blob/main/config.json",
+        7_893_392_800,  # llama.cpp calls it 7.9B.
+        [("latent", 6, 576), ("state", 18, (18_432, 262_144))],
+        latents(
+            model_type="bailing_hybrid",
+            hidden_size=1536,
+            intermediate_size=4608,
+            num_hidden_layers=24,
+            num_attention_heads=16,
+            head_dim=128,
+            vocab_size=157184,
+            layer_group_size=4,
+            short_conv_kernel_size=4,
+            no_kda_lora=True,
+            gated_attention_proj_granularity_type="head_wise",
+            q_lora_rank=256,
+            first_k_dense_replace=1,
+            num_experts=128,
+            num_experts_per_tok=8,
+            num_shared_experts=1,
+            moe_intermediate_size=512,
+            moe_shared_expert_intermediate_size=512,
+        ),
+    ),
+    "ling-3.0-flash": Published(
+        "https://huggingface.co/inclusionAI/Ling-3.0-flash/blob/main/config.json",
+        124_414_211_552,  # llama.cpp calls it 124B.
+        [("latent", 7, 576), ("state", 35, (36_864, 524_288))],
+        latents(
+            model_type="bailing_hybrid",
+            hidden_size=2560,
+            intermediate_size=6144,
+            num_hidden_layers=42,
+            num_attention_heads=32,
+            head_dim=128,
+            vocab_size=157184,
+            layer_group_size=6,
+            short_conv_kernel_size=4,
+            no_kda_lora=True,
+            gated_attention_proj_granularity_type="head_wise",
+            q_lora_rank=None,
+            first_k_dense_replace=2,
+            num_experts=512,
+            num_experts_per_tok=8,
+            num_shared_experts=1,
+            moe_intermediate_size=768,
+            moe_shared_expert_intermediate_size=768,
+        ),
+    ),
     "longcat-flash": Published(
         "https://huggingface.co/meituan-longcat/LongCat-Flash-Chat/blob/main/config.json",
         # There experts without weights have gates, which files have not.
