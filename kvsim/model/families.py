@@ -25,6 +25,7 @@ from kvsim.model.family_keys import (
     olmo_hybrid_keys,
     only_mamba2_keys,
     only_mamba_keys,
+    plamo2_keys,
     qwen3_next_keys,
     zamba2_keys,
 )
@@ -157,6 +158,16 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": Family(state="mamba2", adapt=granite_keys, needed=("layer_types", "shared_intermediate_size")),
     "falcon_h1": Family(state="mamba2", adapt=falcon_h1_keys),
     "nemotron_h": Family(norms=1, gated=False, state="mamba2", corrected=True, adapt=nemotron_h_keys),
+    "plamo2": Family(
+        norms=4,
+        tied=True,
+        fused=True,
+        qk_norm=True,
+        whole_qk_norm=True,
+        state="plamo_mamba",
+        vllm_until="0.26.0",
+        adapt=plamo2_keys,
+    ),
     "zamba2": Family(norms=1, tied=True, state="mamba2", adapt=zamba2_keys, only="vllm", needed=("layer_types",)),
     "lfm2": Family(qk_norm=True, tied=True, state="short_convolution", adapt=lfm2_keys, needed=("layer_types",)),
     "lfm2_moe": Family(

@@ -135,6 +135,21 @@ def nemotron_h_keys(fields: Fields) -> Fields:
     }
 
 
+def plamo2_keys(fields: Fields) -> Fields:
+    """PLaMo 2: attention in the middle of every few layers."""
+    n, every, head = fields["num_hidden_layers"], fields.get("mamba_step", 2), fields["hidden_size_per_head"]
+    attention = range(every // 2, n, every) if n > every // 2 else [n - 1]
+    return {
+        "layer_types": _except(fields, list(attention), "mamba"),
+        "head_dim": head,
+        "state_head": head,
+        "state_heads": fields["mamba_num_heads"],
+        "state_rank": max(64, fields["hidden_size"] // 16),
+        **{"state_size": 64, "state_kernel": 4},
+        **_given(fields, state_size="mamba_d_state", state_kernel="mamba_d_conv"),
+    }
+
+
 def zamba2_keys(fields: Fields) -> Fields:
     """Zamba 2: hybrid layers have Mamba 2 behind one of a few blocks that they share, in turn."""
     d = fields.get("hidden_size", 0)

@@ -114,6 +114,15 @@ def mamba2(c: ModelConfig) -> tuple[Part, State]:
     return Part(found, vectors), state
 
 
+def plamo_mamba(c: ModelConfig) -> tuple[Part, State]:
+    """Mamba 2 of PLaMo 2, whose B, C and time steps are made as in Mamba, without groups (``models/plamo2.cpp``)."""
+    d, inner, heads, size, rank = c.hidden_size, c.state_heads * c.state_head, c.state_heads, c.state_size, c.state_rank
+    shapes = ((d, 2 * inner), (inner, rank + 2 * size), (rank, heads), (inner, d))
+    vectors = inner * c.state_kernel + 3 * heads + rank + 2 * size
+    state = State("Mamba 2", (c.state_kernel - 1) * inner, inner * size)
+    return Part(tuple(GgufTensor("other", row, rows) for row, rows in shapes), vectors), state
+
+
 def gated_delta_net(c: ModelConfig) -> tuple[Part, State]:
     """Gated delta net (arXiv:2412.06464), as in Qwen3-Next."""
     d, heads, value = c.hidden_size, c.state_heads, c.state_heads * c.state_head
@@ -172,6 +181,7 @@ def lightning(c: ModelConfig) -> tuple[Part, State]:
 STATES = {
     "mamba": mamba,
     "mamba2": mamba2,
+    "plamo_mamba": plamo_mamba,
     "gated_delta_net": gated_delta_net,
     "kimi_delta": kimi_delta,
     "short_convolution": short_convolution,

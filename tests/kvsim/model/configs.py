@@ -201,6 +201,30 @@ CONFIGS = {
             num_experts_per_tok=4,
         ),
     ),
+    "plamo-2-1b": Published(
+        "https://huggingface.co/pfnet/plamo-2-1b/blob/main/config.json",
+        # By the tensors that llama.cpp loads (models/plamo2.cpp): embeddings, layers with Mamba 2, with attention, all.
+        100_000 * 2048
+        + 2048
+        + 8 * (2048 * 8192 + 4096 * (128 + 128) + 128 * 32 + 4096 * 2048 + 4 * 4096 + 3 * 32 + 128 + 128)
+        + 8 * (2048 * 18 * 128 + 17 * 128 + 2048 * 2048)
+        + 16 * (3 * 2048 * 8192 + 4 * 2048),
+        [("full", 8, 256), ("state", 8, (12_288, 262_144))],
+        {
+            "model_type": "plamo2",
+            "hidden_size": 2048,
+            "hidden_size_per_head": 128,
+            "intermediate_size": 8192,
+            "mamba_d_conv": 4,
+            "mamba_d_state": 64,
+            "mamba_num_heads": 32,
+            "mamba_step": 2,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 16,
+            "num_key_value_heads": 1,
+            "vocab_size": 100000,
+        },
+    ),
     "youtu-llm-2b": Published(
         "https://huggingface.co/tencent/Youtu-LLM-2B/blob/main/config.json",
         1_961_560_064,
