@@ -13,6 +13,7 @@ from kvsim.model.layer_parts import (
     adapters,
     attention,
     dense,
+    first_values,
     indexer,
     latent,
     shared_block,
@@ -44,6 +45,7 @@ def parts(c: ModelConfig) -> Iterator[tuple[int, Part]]:
             kept if mixer in ("state", "parallel") else None,
             network_of["dense"] if network in ("dense", "both") else None,
             network_of["experts"] if network in ("experts", "both") else None,
+            first_values(c) if c.value_rank and layer else None,
             side_streams(c) if c.altup_num_inputs else None,
             Part((), c.family.norms * c.hidden_size),
         ]
@@ -60,7 +62,7 @@ def repeated(c: ModelConfig) -> int:
 def count(c: ModelConfig) -> tuple[int, int]:
     """Number of weights outside and inside the matrices of experts (transformers, ``modeling_*.py``)."""
     d = c.hidden_size
-    numbers = c.vocab_size * d * (1 if c.tied else 2) + d
+    numbers = c.vocab_size * d * (1 if c.tied else 2) + d * c.family.outer_norms
     numbers += side_inputs(c).numbers if c.altup_num_inputs else 0
     of_layers = [part for _, part in parts(c)]
     experts = sum(part.of_experts for part in of_layers)

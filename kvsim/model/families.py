@@ -23,12 +23,11 @@ from kvsim.model.family_keys import (
     minimax_keys,
     nemotron_h_keys,
     olmo_hybrid_keys,
-    only_mamba2_keys,
-    only_mamba_keys,
     plamo2_keys,
     qwen3_next_keys,
     zamba2_keys,
 )
+from kvsim.model.recurrent_keys import only_mamba2_keys, only_mamba_keys, rwkv6_keys, rwkv7_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,8 @@ class Family:
     """Whether those norms are as wide as all heads together."""
     norms: int = 2
     """Norms of width ``hidden_size`` in a layer."""
+    outer_norms: int = 1
+    """Vectors of width ``hidden_size`` outside of layers."""
     sinks: bool = False
     tied: bool = False
     pattern: int = 0
@@ -79,6 +80,7 @@ class Family:
 
 _LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _INDEX = ("q_lora_rank", "index_n_heads", "index_head_dim")
+_RANKS = ("decay_rank", "mix_rank", "gate_rank", "value_rank")
 _EXPERTS = ("num_local_experts", "num_experts_per_tok")
 _QWEN3_NEXT = Family(
     state="gated_delta_net", qk_norm=True, gated_attention=True, gated_shared=True, adapt=qwen3_next_keys
@@ -153,6 +155,8 @@ FAMILIES: dict[str, Family] = {
     "mamba": Family(norms=1, tied=True, state="mamba", adapt=only_mamba_keys),
     "falcon_mamba": Family(norms=1, tied=True, state="mamba", adapt=only_mamba_keys),
     "mamba2": Family(norms=1, state="mamba2", adapt=only_mamba2_keys),
+    "rwkv6": Family(norms=4, outer_norms=4, state="rwkv6", adapt=rwkv6_keys, only="llamacpp"),
+    "rwkv7": Family(norms=4, outer_norms=4, state="rwkv7", adapt=rwkv7_keys, only="llamacpp", needed=_RANKS),
     "jamba": Family(state="mamba", adapt=jamba_keys),
     "bamba": Family(state="mamba2", vllm_until="0.23.0", adapt=bamba_keys, needed=("attn_layer_indices",)),
     "granitemoehybrid": Family(state="mamba2", adapt=granite_keys, needed=("layer_types", "shared_intermediate_size")),

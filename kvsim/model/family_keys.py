@@ -10,9 +10,15 @@ Fields = dict[str, Any]
 _TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
-def _given(fields: Fields, **names: str) -> Fields:
+def given(fields: Fields, **names: str) -> Fields:
     """The keys that there are, by their new names."""
     return {new: fields[old] for new, old in names.items() if fields.get(old) is not None}
+
+
+def mamba_rank(fields: Fields, key: str) -> int:
+    """The rank of time steps, which is told or follows from the width."""
+    rank: int | str = fields.get(key, "auto")
+    return -(-int(fields.get("hidden_size", 0)) // 16) if isinstance(rank, str) else rank
 
 
 def _mamba2(fields: Fields) -> Fields:
@@ -25,7 +31,7 @@ def _mamba2(fields: Fields) -> Fields:
         "state_head": inner // heads if head == "auto" else head,
         "state_norm": fields.get("mamba_rms_norm", True),
         **{"state_groups": 1, "state_size": 256, "state_kernel": 4},
-        **_given(fields, state_groups="mamba_n_groups", state_size="mamba_d_state", state_kernel="mamba_d_conv"),
+        **given(fields, state_groups="mamba_n_groups", state_size="mamba_d_state", state_kernel="mamba_d_conv"),
     }
 
 
@@ -33,11 +39,11 @@ def granite_keys(fields: Fields) -> Fields:
     """Granite 4: without experts, its shared network is the only one."""
     found = _mamba2(fields)
     if fields.get("num_local_experts"):
-        return found | _given(fields, shared_expert_width="shared_intermediate_size")
+        return found | given(fields, shared_expert_width="shared_intermediate_size")
     return (
         found
         | {"num_local_experts": None, "num_experts_per_tok": None}
-        | _given(fields, intermediate_size="shared_intermediate_size")
+        | given(fields, intermediate_size="shared_intermediate_size")
     )
 
 
@@ -58,11 +64,6 @@ def _except(fields: Fields, attention: list[int], others: str) -> list[str]:
     return ["full_attention" if i in attention else others for i in range(n)]
 
 
-def _mamba_rank(fields: Fields, given: str) -> int:
-    rank: int | str = fields.get(given, "auto")
-    return -(-int(fields.get("hidden_size", 0)) // 16) if isinstance(rank, str) else rank
-
-
 def jamba_keys(fields: Fields) -> Fields:
     """Jamba: attention and experts in every so many layers."""
     n, (period, offset) = (
@@ -79,39 +80,11 @@ def jamba_keys(fields: Fields) -> Fields:
         "networks": ["experts" if several and i % every == first else "dense" for i in range(n)],
         "num_experts": fields.get("num_experts") if several else None,
         "state_inner": fields.get("mamba_expand", 2) * fields.get("hidden_size", 0),
-        "state_rank": _mamba_rank(fields, "mamba_dt_rank"),
+        "state_rank": mamba_rank(fields, "mamba_dt_rank"),
         "state_norm": True,
         **{"state_size": 16, "state_kernel": 4},
-        **_given(fields, state_size="mamba_d_state", state_kernel="mamba_d_conv"),
+        **given(fields, state_size="mamba_d_state", state_kernel="mamba_d_conv"),
     }
-
-
-def only_mamba_keys(fields: Fields) -> Fields:
-    """Mamba and Falcon Mamba, which have no feed-forward networks."""
-    return {
-        **_without_attention(fields),
-        "state_inner": fields.get("intermediate_size") or fields.get("expand", 2) * fields.get("hidden_size", 0),
-        "state_rank": _mamba_rank(fields, "time_step_rank"),
-        **{"state_size": 16, "state_kernel": 4},
-        **_given(fields, state_size="state_size", state_kernel="conv_kernel"),
-    }
-
-
-def only_mamba2_keys(fields: Fields) -> Fields:
-    """Mamba 2, without feed-forward networks."""
-    return {
-        **_without_attention(fields),
-        "state_norm": True,
-        **{"state_heads": 128, "state_head": 64, "state_groups": 8, "state_size": 128, "state_kernel": 4},
-        **_given(fields, state_heads="num_heads", state_head="head_dim", state_groups="n_groups"),
-        **_given(fields, state_size="state_size", state_kernel="conv_kernel"),
-    }
-
-
-def _without_attention(fields: Fields) -> Fields:
-    n = fields.get("num_hidden_layers", 0)
-    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 1}
-    return {**heads, "intermediate_size": 0, "layer_types": ["mamba"] * n, "networks": ["none"] * n}
 
 
 def nemotron_h_keys(fields: Fields) -> Fields:
@@ -128,10 +101,10 @@ def nemotron_h_keys(fields: Fields) -> Fields:
         "n_shared_experts": None,
         "state_norm": True,
         "recurrent_type": _TYPES.get(fields.get("mamba_ssm_cache_dtype", "float32"), ""),
-        **(_given(fields, shared_expert_width="moe_shared_expert_intermediate_size") if experts else {}),
+        **(given(fields, shared_expert_width="moe_shared_expert_intermediate_size") if experts else {}),
         **{"state_heads": 128, "state_head": 64, "state_groups": 8, "state_size": 128, "state_kernel": 4},
-        **_given(fields, state_heads="mamba_num_heads", state_head="mamba_head_dim", state_groups="n_groups"),
-        **_given(fields, state_size="ssm_state_size", state_kernel="conv_kernel"),
+        **given(fields, state_heads="mamba_num_heads", state_head="mamba_head_dim", state_groups="n_groups"),
+        **given(fields, state_size="ssm_state_size", state_kernel="conv_kernel"),
     }
 
 
@@ -146,7 +119,7 @@ def plamo2_keys(fields: Fields) -> Fields:
         "state_heads": fields["mamba_num_heads"],
         "state_rank": max(64, fields["hidden_size"] // 16),
         **{"state_size": 64, "state_kernel": 4},
-        **_given(fields, state_size="mamba_d_state", state_kernel="mamba_d_conv"),
+        **given(fields, state_size="mamba_d_state", state_kernel="mamba_d_conv"),
     }
 
 
@@ -173,7 +146,7 @@ def lfm2_keys(fields: Fields) -> Fields:
     found = {"intermediate_size": width, "state_kernel": fields.get("conv_L_cache", 3)}
     if fields.get("layer_types") is None and fields.get("full_attn_idxs") is not None:
         found["layer_types"] = _except(fields, fields["full_attn_idxs"], "conv")
-    return found | _given(fields, tie_word_embeddings="tie_embedding", first_k_dense_replace="num_dense_layers")
+    return found | given(fields, tie_word_embeddings="tie_embedding", first_k_dense_replace="num_dense_layers")
 
 
 def qwen3_next_keys(fields: Fields) -> Fields:
@@ -184,11 +157,11 @@ def qwen3_next_keys(fields: Fields) -> Fields:
         or _except(fields, list(range(every - 1, n, every)), "linear_attention"),
         "recurrent_type": _TYPES.get(fields.get("mamba_ssm_dtype", ""), ""),
         **{"state_heads": 32, "state_head": 128, "state_groups": 16, "state_size": 128, "state_kernel": 4},
-        **_given(fields, state_heads="linear_num_value_heads", state_head="linear_value_head_dim"),
-        **_given(fields, state_groups="linear_num_key_heads", state_size="linear_key_head_dim"),
-        **_given(fields, state_kernel="linear_conv_kernel_dim"),
-        **_given(fields, shared_expert_width="shared_expert_intermediate_size"),
-        **({} if fields.get("intermediate_size") else _given(fields, intermediate_size="moe_intermediate_size")),
+        **given(fields, state_heads="linear_num_value_heads", state_head="linear_value_head_dim"),
+        **given(fields, state_groups="linear_num_key_heads", state_size="linear_key_head_dim"),
+        **given(fields, state_kernel="linear_conv_kernel_dim"),
+        **given(fields, shared_expert_width="shared_expert_intermediate_size"),
+        **({} if fields.get("intermediate_size") else given(fields, intermediate_size="moe_intermediate_size")),
     }
 
 
@@ -211,10 +184,10 @@ def kimi_linear_keys(fields: Fields) -> Fields:
     return {
         "layer_types": kinds,
         **{"state_heads": 32, "state_head": 128, "state_kernel": 4},
-        **_given(fields, state_heads="linear_num_heads", state_head="linear_head_dim"),
-        **_given(fields, state_kernel="linear_conv_kernel_dim", n_shared_experts="num_shared_experts"),
-        **_given(fields, num_experts_per_tok="num_experts_per_token"),
-        **_given(told, state_heads="num_heads", state_head="head_dim", state_kernel="short_conv_kernel_size"),
+        **given(fields, state_heads="linear_num_heads", state_head="linear_head_dim"),
+        **given(fields, state_kernel="linear_conv_kernel_dim", n_shared_experts="num_shared_experts"),
+        **given(fields, num_experts_per_tok="num_experts_per_token"),
+        **given(told, state_heads="num_heads", state_head="head_dim", state_kernel="short_conv_kernel_size"),
     }
 
 
@@ -239,7 +212,7 @@ def longcat_keys(fields: Fields) -> Fields:
         "networks": ["both", "dense"] * min(n, LARGEST_LAYERS),
         "idle_experts": zero,
         "num_experts_per_tok": max(1, fields["moe_topk"] * real // (real + zero)),
-        **_given(fields, intermediate_size="ffn_hidden_size", moe_intermediate_size="expert_ffn_hidden_size"),
+        **given(fields, intermediate_size="ffn_hidden_size", moe_intermediate_size="expert_ffn_hidden_size"),
     }
 
 
@@ -259,7 +232,7 @@ def bailing_keys(fields: Fields) -> Fields:
         "latent_gates": gates.get(fields.get("gated_attention_proj_granularity_type", ""), 0),
         "shared_expert_width": (fields.get("num_shared_experts") or 0) * width,
         "state_heads": heads,
-        **_given(fields, state_head="head_dim", state_kernel="short_conv_kernel_size"),
+        **given(fields, state_head="head_dim", state_kernel="short_conv_kernel_size"),
     }
 
 
@@ -280,7 +253,7 @@ def llama4_keys(fields: Fields) -> Fields:
         "layer_types": ["chunked_attention" if some else "full_attention" for some in rotated],
         "networks": ["experts" if i in sparse else "dense" for i in range(n)],
         "n_shared_experts": 1,
-        **_given(fields, intermediate_size="intermediate_size_mlp", moe_intermediate_size="intermediate_size"),
+        **given(fields, intermediate_size="intermediate_size_mlp", moe_intermediate_size="intermediate_size"),
     }
 
 

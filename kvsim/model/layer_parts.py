@@ -178,7 +178,36 @@ def lightning(c: ModelConfig) -> tuple[Part, State]:
     return Part(found, q + 2 * c.d_head * c.family.qk_norm), State("lightning attention", 0, q * c.d_head)
 
 
+def rwkv6(c: ModelConfig) -> tuple[Part, State]:
+    """RWKV 6 (arXiv:2404.05892): what mixes tokens, and the network with a gate behind it (``models/rwkv6.cpp``)."""
+    found, state = _rwkv(c, gates=1)
+    ranks = 2 * (5 * (c.mix_rank or 0) + (c.decay_rank or 0))
+    gate = (GgufTensor("other", c.hidden_size, c.hidden_size),)
+    return Part(found + gate, c.hidden_size * (ranks + 12)), state
+
+
+def rwkv7(c: ModelConfig) -> tuple[Part, State]:
+    """RWKV 7 (arXiv:2503.14456), without what mixes values with those of the first layer (``models/rwkv7.cpp``)."""
+    found, state = _rwkv(c)
+    ranks = 2 * ((c.decay_rank or 0) + (c.mix_rank or 0) + (c.gate_rank or 0))
+    return Part(found, c.hidden_size * (ranks + 14)), state
+
+
+def _rwkv(c: ModelConfig, gates: int = 0) -> tuple[tuple[GgufTensor, ...], State]:
+    d, width = c.hidden_size, c.intermediate_size
+    mixing = (GgufTensor("other", d, d),) * (4 + gates)
+    network = (GgufTensor("other", d, width), GgufTensor("other", width, d))
+    return (*mixing, *network), State("RWKV", 2 * d, d * c.state_head)
+
+
+def first_values(c: ModelConfig) -> Part:
+    """What layers of RWKV 7 behind the first have to mix their values with those of the first."""
+    return Part((), c.hidden_size * (2 * (c.value_rank or 0) + 1))
+
+
 STATES = {
+    "rwkv6": rwkv6,
+    "rwkv7": rwkv7,
     "mamba": mamba,
     "mamba2": mamba2,
     "plamo_mamba": plamo_mamba,

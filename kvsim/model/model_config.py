@@ -99,6 +99,11 @@ class ModelConfig(BaseModel):
     """Rank of Mamba's time steps."""
     state_kernel: Count = 0
     """Tokens of which a convolution makes one."""
+    decay_rank: Count | None = None
+    """Rank of the matrices that make the decay of RWKV; the next ones: what is mixed, the gate, and values."""
+    mix_rank: Count | None = None
+    gate_rank: Count | None = None
+    value_rank: Count | None = None
     state_norm: bool = False
     """Whether layers with a state have a norm within."""
     recurrent_type: str = ""

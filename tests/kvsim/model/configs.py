@@ -22,6 +22,15 @@ def latents(**own: Any) -> dict[str, Any]:
     return {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128} | own
 
 
+RWKV7 = {
+    "model_type": "rwkv7",
+    "head_dim": 64,
+    "vocab_size": 65536,
+    "a_low_rank_dim": 96,
+    "decay_low_rank_dim": 96,
+    "v_low_rank_dim": 64,
+    "tie_word_embeddings": False,
+}
 CONFIGS = {
     "a.x-k1": Published(
         "https://huggingface.co/skt/A.X-K1/blob/main/config.json",
@@ -224,6 +233,33 @@ CONFIGS = {
             "num_key_value_heads": 1,
             "vocab_size": 100000,
         },
+    ),
+    "rwkv6-1.6b": Published(
+        "https://huggingface.co/RWKV/v6-Finch-1B6-HF/blob/main/config.json",
+        # By the tensors that llama.cpp loads (models/rwkv6.cpp).
+        2 * 65536 * 2048 + 4 * 2048 + 24 * (13 * 2048**2 + 2048 * (2 * (5 * 32 + 64) + 16)),
+        [("state", 24, (4096, 131_072))],
+        {
+            "model_type": "rwkv6",
+            "hidden_size": 2048,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 32,
+            "head_size": 64,
+            "vocab_size": 65536,
+            "intermediate_size": None,
+        },
+    ),
+    "rwkv7-1.5b": Published(
+        "https://huggingface.co/RWKV/RWKV7-Goose-World3-1.5B-HF/blob/main/config.json",
+        1_527_404_544,  # arXiv:2503.14456, table of sizes; so for the next.
+        [("state", 24, (4096, 131_072))],
+        RWKV7 | {"hidden_size": 2048, "num_hidden_layers": 24, "intermediate_size": 8192, "gate_low_rank_dim": 256},
+    ),
+    "rwkv7-2.9b": Published(
+        "https://huggingface.co/RWKV/RWKV7-Goose-World3-2.9B-HF/blob/main/config.json",
+        2_947_735_040,
+        [("state", 32, (5120, 163_840))],
+        RWKV7 | {"hidden_size": 2560, "num_hidden_layers": 32, "intermediate_size": None, "gate_low_rank_dim": 320},
     ),
     "youtu-llm-2b": Published(
         "https://huggingface.co/tencent/Youtu-LLM-2B/blob/main/config.json",
