@@ -54,6 +54,10 @@ ARCHITECTURES = {
     "mamba": "MambaForCausalLM",
     "falcon_mamba": "FalconMambaForCausalLM",
     "mamba2": "Mamba2ForCausalLM",
+    "zamba2": "Zamba2ForCausalLM",
+    "olmo_hybrid": "OlmoHybridForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
 }
 DRAFTERS = {
     "llama-3.1-8b": ("head", "llama-3.2-1b"),
@@ -79,7 +83,7 @@ def config_of(fields, folder, caching):
     kind = fields["model_type"]
     fields["architectures"] = [ARCHITECTURES[kind]]
     fields["model_type"] = {"kimi_k2": "deepseek_v3"}.get(kind, kind)
-    fields.setdefault("max_position_embeddings", 2 * LENGTH)
+    fields["max_position_embeddings"] = max(fields.get("max_position_embeddings", 0), 2 * LENGTH)
     (folder / "config.json").write_text(json.dumps(fields))
     model = ModelConfig(
         model=str(folder), dtype="bfloat16", max_model_len=LENGTH, skip_tokenizer_init=True, trust_remote_code=False
@@ -112,6 +116,8 @@ def layers_of(config):
     told = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
     if text.model_type == "falcon_h1":
         return ["full", "state"] * n
+    if text.model_type == "zamba2":
+        return [kind for told in text.layers_block_type for kind in ("full", "state")[told != "hybrid" :]]
     if model.is_hybrid:
         states = ("linear_attention", "mamba", "conv", "kda", "gdn")
         kinds = ["state" if kind in states else "full" if "attention" in kind else None for kind in told]
@@ -152,6 +158,9 @@ def specs_of(config):
             found[f"layer.{i}"] = FullAttentionSpec(**row)
         else:
             found[f"layer.{i}"] = MLAAttentionSpec(**row)
+            if hasattr(text, "index_topk"):  # As ``Indexer`` in ``deepseek_v2.py``: 8 bits, and a scale in 32.
+                key = {"num_kv_heads": 1, "head_size": text.index_head_dim // 128 * 132, "dtype": torch.uint8}
+                found[f"layer.{i}.index"] = MLAAttentionSpec(**row | key)
     return found
 
 
