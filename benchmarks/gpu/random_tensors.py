@@ -20,6 +20,8 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "deepseek_v32": "deepseek32",
+    "minicpm3": "minicpm3",
     "granitemoehybrid": "granitehybrid",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
@@ -68,6 +70,7 @@ def _kind(name: str, shape: tuple[int, ...], mixture: Mixture) -> str:
         return "F32"
     *block, part, _ = name.split(".")
     kind = part.removesuffix("_exps").removesuffix("_shexp")
+    kind = "attn_v" if kind == "attn_kv_b" else kind
     kind = kind if kind in (*_KINDS, "token_embd", "output") else "other"
     layer = int(block[1]) if block else 0
     row, rows = shape[-1], shape[-2]
@@ -93,13 +96,27 @@ def _latent(c: ModelConfig) -> Shapes:
     if c.q_lora_rank is not None:
         q = {"attn_q_a.weight": (c.q_lora_rank, d), "attn_q_b.weight": (heads * (nope + rope), c.q_lora_rank)}
         q["attn_q_a_norm.weight"] = (c.q_lora_rank,)
+    both: Shapes = {"attn_k_b.weight": (heads, rank, nope), "attn_v_b.weight": (heads, v, rank)}
+    if c.family.expanded:
+        both = {"attn_kv_b.weight": (heads * (nope + v), rank)}
     return {
         **q,
         "attn_kv_a_mqa.weight": (rank + rope, d),
         "attn_kv_a_norm.weight": (rank,),
-        "attn_k_b.weight": (heads, rank, nope),
-        "attn_v_b.weight": (heads, v, rank),
+        **both,
         "attn_output.weight": (d, heads * v),
+        **(_indexer(c) if c.indexer_types else {}),
+    }
+
+
+def _indexer(c: ModelConfig) -> Shapes:
+    d, heads, head = c.hidden_size, c.index_n_heads, c.index_head_dim
+    return {
+        "indexer.k_norm.weight": (head,),
+        "indexer.k_norm.bias": (head,),
+        "indexer.proj.weight": (heads, d),
+        "indexer.attn_k.weight": (head, d),
+        "indexer.attn_q_b.weight": (heads * head, c.q_lora_rank or 0),
     }
 
 
@@ -153,7 +170,7 @@ def fields(config: dict[str, Any]) -> dict[str, Any]:
     """The keys of the header, by the methods of ``gguf.GGUFWriter`` that add them, but for those of the vocabulary."""
     c = model_config(config, config["model_type"])
     mixers, networks = c.mixer_of_layers(), c.network_of_layers()
-    kv_heads: Any = 1 if c.kv_lora_rank is not None else c.kv_heads
+    kv_heads: Any = 1 if c.kv_lora_rank is not None and not c.family.expanded else c.kv_heads
     if c.model_type in ("granitemoehybrid", "lfm2", "lfm2_moe", "nemotron_h"):
         kv_heads = [c.kv_heads if mixer == "full" else 0 for mixer in mixers]
     width: Any = c.intermediate_size
@@ -195,14 +212,18 @@ def fields(config: dict[str, Any]) -> dict[str, Any]:
 
 def _latent_fields(c: ModelConfig) -> dict[str, Any]:
     nope, rope, rank = c.qk_nope_head_dim or 0, c.qk_rope_head_dim or 0, c.kv_lora_rank or 0
-    return {
-        "kv_lora_rank": rank,
+    ranks = {"kv_lora_rank": rank, "rope_dimension_count": rope}
+    ranks |= {} if c.q_lora_rank is None else {"q_lora_rank": c.q_lora_rank}
+    if c.family.expanded:
+        return ranks | {"key_length": nope + rope, "value_length": c.v_head_dim}
+    if c.indexer_types:
+        index = {"head_count": c.index_n_heads, "key_length": c.index_head_dim, "top_k": 64}
+        ranks |= {f"indexer_{name}": value for name, value in index.items()}
+    return ranks | {
         "key_length": rank + rope,
         "value_length": rank,
         "key_length_mla": nope + rope,
         "value_length_mla": c.v_head_dim,
-        "rope_dimension_count": rope,
-        **({} if c.q_lora_rank is None else {"q_lora_rank": c.q_lora_rank}),
     }
 
 

@@ -49,7 +49,8 @@ def attention(c: ModelConfig) -> Part:
 
 
 def latent(c: ModelConfig) -> Part:
-    """Multi-head latent attention, with the matrices of K and V apart (``attn_k_b``, ``attn_v_b``)."""
+    """Multi-head latent attention, with the matrices of K and V apart (``attn_k_b``, ``attn_v_b``), but where they are
+    expanded (``attn_kv_b``, which ``llama-quantize`` takes for V's)."""
     d, heads, rank = c.hidden_size, c.num_attention_heads, c.kv_lora_rank or 0
     nope, rope, v = c.qk_nope_head_dim or 0, c.qk_rope_head_dim or 0, c.v_head_dim or 0
     q, vectors = heads * (nope + rope), rank
@@ -57,12 +58,13 @@ def latent(c: ModelConfig) -> Part:
     if c.q_lora_rank is not None:
         found = [GgufTensor("other", d, c.q_lora_rank), GgufTensor("other", c.q_lora_rank, q)]
         vectors += c.q_lora_rank
-    found += [
-        GgufTensor("other", d, rank + rope),
-        GgufTensor("other", nope, heads * rank),
-        GgufTensor("other", rank, heads * v),
-        *([GgufTensor("other", d, c.latent_gates)] if c.latent_gates else []),
-    ]
+    found.append(GgufTensor("other", d, rank + rope))
+    if c.family.expanded:
+        found.append(GgufTensor("attn_v", rank, heads * (nope + v)))
+    else:
+        found += [GgufTensor("other", nope, heads * rank), GgufTensor("other", rank, heads * v)]
+    if c.latent_gates:
+        found.append(GgufTensor("other", d, c.latent_gates))
     return Part((*found, GgufTensor("attn_output", heads * v, d)), vectors)
 
 

@@ -96,6 +96,19 @@ HYBRIDS = {
         "num_key_value_heads": 4,
     },
 }
+HYBRIDS["latents with an index"] = HYBRIDS["latents"] | {
+    "model_type": "deepseek_v32",
+    "index_n_heads": 4,
+    "index_head_dim": 64,
+}
+HYBRIDS["latents that are expanded"] = {
+    "model_type": "minicpm3",
+    "q_lora_rank": 256,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "num_key_value_heads": 4,
+}
 """Tiny models with the layers of today's, of four layers each."""
 HYBRIDS = {name: DENSE | {"num_hidden_layers": 4} | own for name, own in HYBRIDS.items()}
 

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import llama_cpp
@@ -36,7 +37,9 @@ def record(path, sequences):
     asked = api.llama_context_default_params()
     asked.n_ctx, asked.n_seq_max, asked.n_batch, asked.n_ubatch, asked.kv_unified = CELLS, sequences, 64, 64, False
     context = api.llama_init_from_model(model, asked)
-    found = {name: float(size) for name, size in SIZE.findall("".join(_logged))}
+    found = Counter()
+    for name, size in SIZE.findall("".join(_logged)):
+        found[name] += float(size)  # Keys of an indexer have a cache of their own.
     api.llama_free(context)
     api.llama_model_free(model)
     return found
