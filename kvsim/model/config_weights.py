@@ -35,7 +35,7 @@ def parts(c: ModelConfig) -> Iterator[tuple[int, Part]]:
         full, own = shared_block(c), adapters(c)
     kept = STATES[c.family.state](c)[0] if c.family.state else None
     chooses = indexer(c) if c.indexer_types else None
-    indexers = c.indexer_types_of_layers()
+    indexers, residuals = c.indexer_types_of_layers(), c.attn_res_block_size > 0
     network_of = {"dense": dense(c, c.intermediate_size), "experts": sparse(c) if c.n_experts else None}
     for layer, (mixer, network) in enumerate(zip(c.mixer_of_layers(), c.network_of_layers(), strict=True)):
         found = [
@@ -47,7 +47,7 @@ def parts(c: ModelConfig) -> Iterator[tuple[int, Part]]:
             network_of["experts"] if network in ("experts", "both") else None,
             first_values(c) if c.value_rank and layer else None,
             side_streams(c) if c.altup_num_inputs else None,
-            Part((), c.family.norms * c.hidden_size),
+            Part((), (c.family.norms + 4 * residuals) * c.hidden_size),
         ]
         yield from ((layer, part) for part in found if part is not None)
 
@@ -62,7 +62,7 @@ def repeated(c: ModelConfig) -> int:
 def count(c: ModelConfig) -> tuple[int, int]:
     """Number of weights outside and inside the matrices of experts (transformers, ``modeling_*.py``)."""
     d = c.hidden_size
-    numbers = c.vocab_size * d * (1 if c.tied else 2) + d * c.family.outer_norms
+    numbers = c.vocab_size * d * (1 if c.tied else 2) + d * (c.family.outer_norms + 2 * (c.attn_res_block_size > 0))
     numbers += side_inputs(c).numbers if c.altup_num_inputs else 0
     of_layers = [part for _, part in parts(c)]
     experts = sum(part.of_experts for part in of_layers)
@@ -108,11 +108,13 @@ def by_use(c: ModelConfig) -> tuple[PassWeights, PassWeights, PassWeights]:
 
 def type_of_experts(c: ModelConfig) -> str | None:
     """The type of the matrices of experts where they alone are converted (``modules_to_not_convert``, ``ignore``),
-    as in gpt-oss and Kimi K2.5; None otherwise."""
+    as in gpt-oss, Kimi K2.5 and K3; None otherwise."""
     told = c.quantization_config or {}
     if not c.n_experts:
         return None
     if told.get("quant_method") == "mxfp4":
+        return "mxfp4"
+    if told.get("format") == "mxfp4-pack-quantized" and c.model_type == "kimi_linear":
         return "mxfp4"
     packed = told.get("quant_method") == "compressed-tensors" and c.model_type == "kimi_k2"
     return "int4_g32" if packed else None

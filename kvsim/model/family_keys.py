@@ -178,11 +178,16 @@ def olmo_hybrid_keys(fields: Fields) -> Fields:
 
 
 def kimi_linear_keys(fields: Fields) -> Fields:
-    """Kimi Linear: layers are counted from 1."""
+    """Kimi Linear and Kimi K3: layers are counted from 1."""
     told = fields.get("linear_attn_config") or {}
     kinds = fields.get("layer_types") or _except(fields, [i - 1 for i in told.get("full_attn_layers", [])], "kimi")
     return {
         "layer_types": kinds,
+        "low_rank_gates": 1 if told.get("use_full_rank_gate") else 2,
+        "latent_gates": fields["num_attention_heads"] * fields["v_head_dim"]
+        if fields.get("mla_use_output_gate")
+        else 0,
+        "attn_res_block_size": fields.get("attn_res_block_size") or 0,
         **{"state_heads": 32, "state_head": 128, "state_kernel": 4},
         **given(fields, state_heads="linear_num_heads", state_head="linear_head_dim"),
         **given(fields, state_kernel="linear_conv_kernel_dim", n_shared_experts="num_shared_experts"),
@@ -229,6 +234,7 @@ def bailing_keys(fields: Fields) -> Fields:
     gates = {"head_wise": heads, "element_wise": heads * fields.get("v_head_dim", 0)}
     return {
         "layer_types": _except(fields, [i for i in range(n) if i >= whole or (i + 1) % every == 0], "linear_attention"),
+        "low_rank_gates": 0 if fields.get("no_kda_lora") else 2,
         "latent_gates": gates.get(fields.get("gated_attention_proj_granularity_type", ""), 0),
         "shared_expert_width": (fields.get("num_shared_experts") or 0) * width,
         "state_heads": heads,

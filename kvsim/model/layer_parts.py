@@ -148,14 +148,13 @@ def gated_delta_net(c: ModelConfig) -> tuple[Part, State]:
 def kimi_delta(c: ModelConfig) -> tuple[Part, State]:
     """Kimi delta attention (arXiv:2510.26692), whose recurrent state vLLM keeps in f32 (``kda_state_dtype``)."""
     d, heads, head, value = c.hidden_size, c.state_heads, c.state_head, c.state_heads * c.state_head
-    gate = [GgufTensor("other", d, head), GgufTensor("other", head, value)]
-    if c.no_kda_lora:
-        gate = [GgufTensor("other", d, value)]
+    narrow = [GgufTensor("other", d, head), GgufTensor("other", head, value)]
     found = (
         GgufTensor("attn_q", d, value),
         GgufTensor("attn_k", d, value),
         GgufTensor("attn_v", d, value),
-        *gate * 2,  # Of forgetting and of the result.
+        *narrow * c.low_rank_gates,  # Gates of forgetting and of the result.
+        *[GgufTensor("other", d, value)] * (2 - c.low_rank_gates),
         GgufTensor("other", d, heads),
         GgufTensor("attn_output", value, d),
     )
@@ -233,7 +232,10 @@ def sparse(c: ModelConfig) -> Part:
     if c.model_type == "gpt_oss":
         vectors += n * (1 + 2 * c.d_expert + d)
     shared = _network(c, c.shared_width) if c.shared_width else ()
-    return Part((*_network(c, c.d_expert, n), *shared), vectors)
+    between: tuple[GgufTensor, ...] = ()
+    if inner := c.routed_expert_hidden_size:
+        between, vectors = (GgufTensor("other", d, inner), GgufTensor("other", inner, d)), vectors + inner
+    return Part((*_network(c, c.d_expert, n), *between, *shared), vectors)
 
 
 def side_streams(c: ModelConfig) -> Part:
@@ -254,7 +256,7 @@ def side_inputs(c: ModelConfig) -> Part:
 
 def _network(c: ModelConfig, width: int, experts: int = 0) -> tuple[GgufTensor, ...]:
     """Gate, up and down, of one network or of all ``experts``; some families have no gate, or one matrix of both."""
-    d, n = c.hidden_size, max(experts, 1)
+    d, n = (experts and c.routed_expert_hidden_size) or c.hidden_size, max(experts, 1)
     found = [("ffn_gate", d, width), ("ffn_up", d, width)]
     if c.family.fused:
         found = [("ffn_up", d, 2 * width)]

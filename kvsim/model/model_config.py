@@ -64,6 +64,10 @@ class ModelConfig(BaseModel):
     moe_intermediate_size: Size | None = None
     n_routed_experts: Size | None = None
     n_shared_experts: Count | None = None
+    routed_expert_hidden_size: Size | None = None
+    """Width of what experts read and write, if not that of the model."""
+    attn_res_block_size: Count = 0
+    """Layers in a block whose results later ones add up by weights (attention residuals); 0 without."""
     idle_experts: Count = 0
     """Experts without weights, beside the others."""
     shared_expert_width: Count | None = None
@@ -79,8 +83,8 @@ class ModelConfig(BaseModel):
     v_head_dim: Size | None = None
     latent_gates: Count = 0
     """Gates of the result of attention by latents."""
-    no_kda_lora: bool = False
-    """Whether the gates of Kimi delta attention are matrices of full rank."""
+    low_rank_gates: Count = 2
+    """Of the two gates of Kimi delta attention, those that are two matrices of a low rank."""
     indexer_types: list[str] | None = None
     """Whether each layer chooses tokens by an indexer of its own (``full``) or as the one before (``shared``)."""
     index_n_heads: Count = 0

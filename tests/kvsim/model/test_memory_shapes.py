@@ -40,6 +40,7 @@ PARAMETERS = {
     "mamba-codestral-7b": 7_285_403_648,
     "kimi-linear-48b-a3b": 49_122_681_728,
     "minimax-text-01": 456_089_655_296,
+    "kimi-k3": 2_779_484_476_000,  # Its files, whose 69 padded diagonals of 128 numbers have 96; without vision.
 }
 """As the model cards on Hugging Face count them."""
 
@@ -87,6 +88,7 @@ GROUPS = {
     "olmo-hybrid-7b": [("full", 8, 3840), ("state", 24, (34_560, 552_960))],
     "lfm2-1.2b": [("full", 6, 512), ("state", 10, (4096, 0))],
     "kimi-linear-48b-a3b": [("latent", 7, 576), ("state", 20, (36_864, 524_288))],
+    "kimi-k3": [("latent", 24, 576), ("state", 69, (110_592, 1_572_864))],
     "minimax-text-01": [("full", 10, 1024), ("state", 70, (0, 1_048_576))],
     "mamba-2.8b": [("state", 64, (15_360, 81_920))],
     "llama-4-scout": [("full", 12, 1024), ("chunked", 36, 1024)],
@@ -216,6 +218,10 @@ def test_a_gguf_file_says_which_layers_have_latents_and_indexers(tmp_path, name)
 
 
 def test_only_the_experts_of_kimi_are_narrow():
+    # The tensors of its 96 files have 1,453.66 GiB, with 0.86 of vision.
+    assert memory_shape("kimi-k3").parameters == {"default": 56_743_645_792, "mxfp4": 92 * 896 * 3 * 3072 * 3584}
+    weights = sum(part.bytes for part in plan("kimi-k3", engine="vllm").parts if part.kind == "weights")
+    assert weights / 2**30 == pytest.approx(1453.66 - 0.86, abs=0.05)
     shape = memory_shape("kimi-k2.5")
     assert shape.parameters == {"default": 1_026_408_232_448 - 60 * 384 * 3 * 7168 * 2048, "int4_g32": 1014686023680}
 
