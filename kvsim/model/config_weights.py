@@ -14,6 +14,7 @@ from kvsim.model.layer_parts import (
     attention,
     dense,
     first_values,
+    hyper_connections,
     indexer,
     latent,
     shared_block,
@@ -45,6 +46,7 @@ def parts(c: ModelConfig) -> Iterator[tuple[int, Part]]:
             kept if mixer in ("state", "parallel") else None,
             network_of["dense"] if network in ("dense", "both") else None,
             network_of["experts"] if network in ("experts", "both") else None,
+            hyper_connections(c) if c.hc_mult else None,
             first_values(c) if c.value_rank and layer else None,
             side_streams(c) if c.altup_num_inputs else None,
             Part((), (c.family.norms + 4 * residuals) * c.hidden_size),
@@ -63,6 +65,7 @@ def count(c: ModelConfig) -> tuple[int, int]:
     """Number of weights outside and inside the matrices of experts (transformers, ``modeling_*.py``)."""
     d = c.hidden_size
     numbers = c.vocab_size * d * (1 if c.tied else 2) + d * (c.family.outer_norms + 2 * (c.attn_res_block_size > 0))
+    numbers += (c.hc_mult * d + 1) * c.hc_mult + 1 if c.hc_mult else 0
     numbers += side_inputs(c).numbers if c.altup_num_inputs else 0
     of_layers = [part for _, part in parts(c)]
     experts = sum(part.of_experts for part in of_layers)

@@ -203,7 +203,29 @@ def index_keys(fields: Fields) -> Fields:
     if told is None and pattern is not None:
         told = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern]
     first = fields.get("index_skip_topk_offset", 2) - 1
-    return {"indexer_types": told or ["shared" if max(i - first, 0) % every else "full" for i in range(n)]}
+    # Whatever layers are called, all are sparse.
+    return {
+        "layer_types": None,
+        "indexer_types": told or ["shared" if max(i - first, 0) % every else "full" for i in range(n)],
+    }
+
+
+def hy4_keys(fields: Fields) -> Fields:
+    """Hy 4: an indexer in every fourth layer of those whose attention is sparse."""
+    n, heads = fields["num_hidden_layers"], fields["num_attention_heads"]
+    kinds = fields.get("layer_types") or ["sparse"] * n
+    own = fields.get("indexer_types") or ["full" if i == 0 or i % 4 == 1 else "shared" for i in range(n)]
+    networks = fields.get("mlp_layer_types") or ["dense" if i == 0 else "sparse" for i in range(n)]
+    gates = heads if fields.get("gating_type") == "headwise" else heads * fields["v_head_dim"]
+    return {
+        "layer_types": ["full_attention" if kind.endswith(("sparse", "attention")) else kind for kind in kinds],
+        "indexer_types": [
+            "shared" if kind == "full_attention" else mode for kind, mode in zip(kinds, own, strict=True)
+        ],
+        "networks": ["dense" if kind == "dense" else "experts" for kind in networks],
+        "latent_gates": gates if fields.get("gated_mla", True) else 0,
+        "hc_mult": fields.get("hc_mult", 4) if fields.get("enable_ihc", True) else 0,
+    }
 
 
 def longcat_keys(fields: Fields) -> Fields:

@@ -28,7 +28,7 @@ _PATTERNS: dict[str, int] = {
 }
 """Architectures whose memory in llama.cpp is known here. Every n-th layer has full attention, the others a window
 (``hparams.set_swa_pattern`` in llama.cpp); 0: no window, even if the header has one."""
-_ONLY_LLAMACPP = ("plm", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "glm5-next", "hy_v4", "qwen4exp")
+_ONLY_LLAMACPP = ("plm", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "glm5-next", "qwen4exp")
 """Architectures that vLLM does not run, or caches otherwise."""
 _CHUNK = 8192
 """Tokens in a chunk of Llama 4, which llama.cpp does not read from the file (``models/llama4.cpp``)."""

@@ -53,7 +53,7 @@ def latent(c: ModelConfig) -> Part:
     expanded (``attn_kv_b``, which ``llama-quantize`` takes for V's)."""
     d, heads, rank = c.hidden_size, c.num_attention_heads, c.kv_lora_rank or 0
     nope, rope, v = c.qk_nope_head_dim or 0, c.qk_rope_head_dim or 0, c.v_head_dim or 0
-    q, vectors = heads * (nope + rope), rank
+    q, vectors = heads * (nope + rope), rank + heads * c.family.sinks
     found = [GgufTensor("attn_q", d, q)]
     if c.q_lora_rank is not None:
         found = [GgufTensor("other", d, c.q_lora_rank), GgufTensor("other", c.q_lora_rank, q)]
@@ -199,6 +199,12 @@ def _rwkv(c: ModelConfig, gates: int = 0) -> tuple[tuple[GgufTensor, ...], State
     mixing = (GgufTensor("other", d, d),) * (4 + gates)
     network = (GgufTensor("other", d, width), GgufTensor("other", width, d))
     return (*mixing, *network), State("RWKV", 2 * d, d * c.state_head)
+
+
+def hyper_connections(c: ModelConfig) -> Part:
+    """What mixes the streams of Hy 4 before and behind attention, and the network, of a layer."""
+    n = 2 * c.hc_mult
+    return Part((), 2 * (n * c.hc_mult * c.hidden_size + n + 2))
 
 
 def first_values(c: ModelConfig) -> Part:

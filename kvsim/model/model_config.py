@@ -68,6 +68,8 @@ class ModelConfig(BaseModel):
     """Width of what experts read and write, if not that of the model."""
     attn_res_block_size: Count = 0
     """Layers in a block whose results later ones add up by weights (attention residuals); 0 without."""
+    hc_mult: Count = 0
+    """Streams of hyper-connections (arXiv:2409.19606); 0 without."""
     idle_experts: Count = 0
     """Experts without weights, beside the others."""
     shared_expert_width: Count | None = None

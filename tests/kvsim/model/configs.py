@@ -74,6 +74,28 @@ CONFIGS = {
             first_k_dense_replace=3,
         ),
     ),
+    "hy4-preview": Published(
+        "https://huggingface.co/tencent/Hy4-preview/blob/main/config.json",
+        58_278_193_133 + 33 * 256,
+        [("latent", 34, 576), ("index", 10, 128)],
+        latents(
+            model_type="hy_v4",
+            vocab_size=120832,
+            hidden_size=2816,
+            intermediate_size=6912,
+            moe_intermediate_size=768,
+            num_hidden_layers=34,
+            num_attention_heads=32,
+            n_routed_experts=256,
+            n_shared_experts=1,
+            num_experts_per_tok=8,
+            q_lora_rank=1536,
+            qk_nope_head_dim=192,
+            v_head_dim=256,
+            index_head_dim=128,
+            index_n_heads=16,
+        ),
+    ),
     "ling-2.5-mini": Published(
         "https://github.com/AI-Hypercomputer/maxtext (Ling2CheckpointConversionTest)",
         # By the modules of vLLM 0.33 (bailing_moe_linear.py): embeddings and head, layers with latents, those with

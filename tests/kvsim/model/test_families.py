@@ -52,7 +52,7 @@ GLM_5_2 = [i < 3 or i % 4 == 2 for i in range(78)]
     [
         {"index_topk_freq": 4, "index_skip_topk_offset": 3},
         {"index_topk_pattern": "".join("F" if own else "S" for own in GLM_5_2)},
-        {"indexer_types": ["full" if own else "shared" for own in GLM_5_2]},
+        {"indexer_types": ["full" if own else "shared" for own in GLM_5_2], "layer_types": ["indexed_attention"] * 78},
     ],
     ids=str,
 )
