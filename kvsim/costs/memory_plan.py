@@ -352,7 +352,7 @@ def _choose_engines(
     reasons = {
         name: _WHY_NOT[name](shape, settings)
         if shape.only in ("", name)
-        else f"{shape.name}: {ENGINE_TITLES[name]} does not run this architecture"
+        else f"{shape.name}: {ENGINE_TITLES[name]} is not known here to run this architecture"
         for name in PLAN_ENGINES
     }
     if engine is not None and (reason := reasons[engine]):

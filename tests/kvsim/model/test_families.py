@@ -1,6 +1,7 @@
 """Families by the config.json of a published model, beside those that are shipped by name."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,8 @@ from kvsim.costs.vllm_blocks import BlockGroups
 from kvsim.errors import UserError
 from kvsim.model.config_shapes import shape_of_config
 from kvsim.model.memory_shapes import config_fields, memory_shape
+from tests.docs.pages import sections
+from tests.gguf_files import Small
 from tests.kvsim.model.configs import CONFIGS
 
 
@@ -69,12 +72,27 @@ def test_an_index_that_is_told_wrongly_is_refused():
         shape_of_config(CONFIGS["glm-5"].config | {"index_topk_pattern": "FS"}, "", "")
 
 
+def test_the_page_lists_what_is_known(tmp_path):
+    told = [set(re.findall("`([a-z0-9_-]+)`", part)) for part in sections("plan.md")["Architectures"].split("\n\n")]
+    with pytest.raises(UserError) as refused:
+        shape_of_config({"model_type": "t5"}, "", "")
+    assert accepted(refused) == told[2]
+    with pytest.raises(UserError) as refused:
+        memory_shape(str(Small(fields={"general.architecture": "t5"}).write(tmp_path / "odd.gguf")))
+    assert accepted(refused) == told[4]
+
+
+def accepted(refused):
+    """The names that a refusal lists."""
+    return set(str(refused.value).partition("accepted: ")[2].partition(";")[0].split(", "))
+
+
 def test_an_engine_that_does_not_run_a_family_is_left_out(tmp_path):
     path = saved(tmp_path, "a.x-k1")
     made = plan(path)
     assert made.engines == ("vllm",)
-    assert any("llama.cpp does not run this architecture" in note for note in made.notes)
-    with pytest.raises(UserError, match=r"llama\.cpp does not run this architecture"):
+    assert any("llama.cpp is not known here to run this architecture" in note for note in made.notes)
+    with pytest.raises(UserError, match=r"llama\.cpp is not known here to run"):
         plan(path, engine="llamacpp")
 
 
