@@ -26,6 +26,7 @@ from kvsim.model.family_keys import (
     olmo_hybrid_keys,
     plamo2_keys,
     qwen3_next_keys,
+    sarvam_keys,
     zamba2_keys,
 )
 from kvsim.model.recurrent_keys import only_mamba2_keys, only_mamba_keys, rwkv6_keys, rwkv7_keys
@@ -152,6 +153,7 @@ FAMILIES: dict[str, Family] = {
     "minicpm3": Family(needed=_LATENT, tied=True, expanded=True, adapt=minicpm3_keys),
     "longcat_flash": Family(needed=_LATENT, corrected=True, adapt=longcat_keys, only="vllm"),
     "mistral4": Family(needed=_LATENT),
+    "sarvam_mla": Family(needed=_LATENT, corrected=True, adapt=sarvam_keys, only="vllm"),
     "youtu": Family(needed=_LATENT, tied=True),
     "minimax_m2": Family(qk_norm=True, whole_qk_norm=True, needed=_EXPERTS, corrected=True),
     "mamba": Family(norms=1, tied=True, state="mamba", adapt=only_mamba_keys),

@@ -123,6 +123,13 @@ def plamo2_keys(fields: Fields) -> Fields:
     }
 
 
+def sarvam_keys(fields: Fields) -> Fields:
+    """Sarvam 105B: the first layer has no experts, unless it says otherwise."""
+    return {"first_k_dense_replace": 1} | given(
+        fields, n_shared_experts="num_shared_experts", first_k_dense_replace="first_k_dense_replace"
+    )
+
+
 def zamba2_keys(fields: Fields) -> Fields:
     """Zamba 2: hybrid layers have Mamba 2 behind one of a few blocks that they share, in turn."""
     d = fields.get("hidden_size", 0)

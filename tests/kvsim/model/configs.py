@@ -283,6 +283,28 @@ CONFIGS = {
         [("state", 32, (5120, 163_840))],
         RWKV7 | {"hidden_size": 2560, "num_hidden_layers": 32, "intermediate_size": None, "gate_low_rank_dim": 320},
     ),
+    "sarvam-105b": Published(
+        "https://github.com/NVIDIA-NeMo/Megatron-Bridge (TestSarvamMLABridge)",
+        # By the modules of vLLM 0.33 (sarvam.py): embeddings and head, latents, norms, a dense network, experts.
+        2 * 262144 * 4096
+        + 4096
+        + 32 * (4096 * 64 * 192 + 4096 * 576 + 512 + 512 * 64 * 256 + 64 * 128 * 4096 + 2 * 4096)
+        + 3 * 4096 * 16384
+        + 31 * (129 * 3 * 4096 * 2048 + 128 * 4096 + 128),
+        [("latent", 32, 576)],
+        latents(
+            model_type="sarvam_mla",
+            num_hidden_layers=32,
+            hidden_size=4096,
+            intermediate_size=16384,
+            moe_intermediate_size=2048,
+            num_attention_heads=64,
+            num_experts=128,
+            num_experts_per_tok=8,
+            num_shared_experts=1,
+            vocab_size=262144,
+        ),
+    ),
     "youtu-llm-2b": Published(
         "https://huggingface.co/tencent/Youtu-LLM-2B/blob/main/config.json",
         1_961_560_064,
