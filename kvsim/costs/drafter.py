@@ -21,14 +21,14 @@ def drafter_shape(shape: MemoryShape, drafter: str) -> MemoryShape:
     """The shape of what drafts for a model. Raises ``UserError`` for a model that is not known."""
     if drafter != HEAD:
         return memory_shape(drafter)
-    whole = [group for group in shape.cells if group.window is None] or shape.cells
+    whole = [group for group in shape.cells if group.window is None and group.kind != "index"] or shape.cells
     matrices, experts = (_of_layer(weights, shape.n_layers) for weights in (shape.matrices, shape.experts))
     parameters = {experts.kind: experts.numbers} if experts.numbers else {}
     parameters[matrices.kind] = parameters.get(matrices.kind, 0) + matrices.numbers
     return replace(
         shape,
         name="the drafting head",
-        groups=tuple(replace(group, layers=1, readers=0) for group in whole[:1]),
+        groups=tuple(replace(group, layers=1, readers=0) for group in (*whole[:1], *shape.indices)),
         n_layers=1,
         # A GGUF file has the layers that draft among its own.
         parameters={} if shape.stored else parameters,

@@ -48,19 +48,20 @@ class BlockGroups:
     @staticmethod
     def of(shape: MemoryShape, s: PlanSettings) -> BlockGroups:
         """Group the layers as ``_get_kv_cache_groups_uniform_page_size`` and ``max_memory_usage_bytes`` do."""
-        groups = cached_groups(shape)
-        beside = cached_groups(drafter_shape(shape, s.drafter)) if s.drafter else ()
-        if s.drafter == HEAD:
-            groups = tuple(
-                replace(g, layers=g.layers + 1) if replace(g, layers=1, readers=0) in beside else g for g in groups
-            )
-            beside = ()
+        groups, beside = cached_groups(shape), shape.indices
+        if s.drafter:
+            drafter = drafter_shape(shape, s.drafter)
+            own, beside = cached_groups(drafter), (*beside, *drafter.indices)
+            if s.drafter == HEAD:  # A layer like others of the model.
+                groups = tuple(replace(g, layers=g.layers + (replace(g, layers=1, readers=0) in own)) for g in groups)
+            else:
+                beside += own
         size, layers = block_size(shape, s), [group.layers for group in groups]
         cells = [group for group in groups if group.state is None]
         page = size * token_bytes(cells[0], s) if cells else max(state_bytes(group, s) for group in groups)
         each = max(layers) if max(layers) < 1.5 * min(layers) else min(layers)
         blocks = tuple(_request_blocks(group, size, s, alone=not cells) for group in groups)
-        more = size * sum(group.layers * token_bytes(group, s) for group in (*beside, *shape.indices))
+        more = size * sum(group.layers * token_bytes(group, s) for group in beside)
         return BlockGroups(groups, size, page * each + more, page, tuple(-(-n // each) for n in layers), blocks)
 
     @property
