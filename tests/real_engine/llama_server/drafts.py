@@ -32,6 +32,7 @@ FLAGS = ["-np", "1", "-c", str(CONTEXT), "-t", "1", "-tb", "1", "-td", "1", "-tb
 
 _LINES = re.compile(
     r"task (?P<task>\d+) \| (?:generate_draft: id=-?\d+, #tokens=(?P<before>\d+), #draft=(?P<drafted>\d+)"
+    r"|add accepted tokens: sampled=-?\d+, ids.size=(?P<gained>\d+)"
     r"|accepted (?P<accepted>\d+)/\d+ draft tokens, new n_tokens = (?P<after>\d+)"
     r"|slot decode token, id=-?\d+, n_ctx = \d+, n_tokens = (?P<plain>\d+)"
     r"|draft acceptance = [\d.]+ \( *(?P<all_accepted>\d+) accepted / *(?P<all_drafted>\d+) generated\))"
@@ -46,6 +47,8 @@ def steps_in(log):
         of = tasks.setdefault(said.pop("task"), {"steps": [], "timings": [0, 0]})
         if "drafted" in said:
             of["steps"].append([said["before"], said["drafted"], None, None])
+        elif "gained" in said:  # An answer that ends in a draft is not said to have been accepted, as below.
+            of["steps"][-1][2:] = [said["gained"] - 1, of["steps"][-1][0] + said["gained"]]
         elif "accepted" in said:
             of["steps"][-1][2:] = [said["accepted"], said["after"]]
         elif "plain" in said:

@@ -26,10 +26,15 @@ def said(*words):
 
 @pytest.fixture(scope="module")
 def profile(server, tmp_path_factory):
-    """The file of a profile that was measured in 20 s."""
+    """The file of a profile that was measured in 20 s, or on a busy machine in several times as many."""
     file = tmp_path_factory.mktemp("profile") / "mine.profile.json"
     # Saved however large the error is, which a busy machine makes large.
-    said("calibrate", "--url", server.address, "--flags", FLAGS, "--seconds", 20, "--out", file, "--force")
+    words = ("calibrate", "--url", server.address, "--flags", FLAGS, "--seconds", "20", "--out", str(file), "--force")
+    for _ in range(8):
+        done = command(*words)
+        if "it goes on from" not in done.stderr:
+            break
+    assert done.returncode == 0, done.stderr
     return file
 
 
