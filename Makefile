@@ -180,7 +180,7 @@ $(ROUTERS)/.installed: | $(STAMP)
 engines: $(LLAMA_EARLY)/.installed $(LLAMA_BUILD)/.server-$(LLAMA_NOW) $(VLLM)/.installed $(ROUTERS)/.installed
 
 test-routers: setup $(ROUTERS)/.installed  ## install three routers, record what they decide, and compare ours with them
-	KVSIM_ROUTERS=$(ROUTERS) $(BIN)/python -m pytest tests/real_engine/routers
+	KVSIM_ROUTERS=$(ROUTERS) $(PYTEST) tests/real_engine/routers
 
 # The package that prices passes on GPUs, 82 MB; Linux on x86-64.
 GPU := $(VENV)/.gpu
