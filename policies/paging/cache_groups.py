@@ -154,6 +154,10 @@ class GroupBlocks:
         """How many of a sequence's first blocks no token from ``position`` on needs."""
         return 0
 
+    def calm_until(self, table: GroupTable, position: int) -> int:
+        """The last position for which a sequence, at ``position`` now, neither takes a block nor gives one up."""
+        return len(table.blocks) * self.size - 1
+
     def need(
         self, table: GroupTable, found: Sequence[int], start: int, stop: int, prefill_end: int, whole: bool
     ) -> int:
@@ -272,6 +276,10 @@ class WindowBlocks(GroupBlocks):
         """Blocks that the window has left."""
         return blocks_behind(position, self.spec.span, self.size)
 
+    def calm_until(self, table: GroupTable, position: int) -> int:
+        """Until the window leaves a block."""
+        return min(super().calm_until(table, position), (self.behind(position) + 1) * self.size + self.spec.span - 2)
+
     def note_in_flight(self, tokens: int) -> None:
         """What these tokens see must be kept."""
         self.most_blocks = most_blocks_in_window(self.spec.span, tokens, self.size)
@@ -309,6 +317,11 @@ class ChunkedBlocks(GroupBlocks):
     def behind(self, position: int) -> int:
         """Blocks of chunks before that of ``position``."""
         return position // self.spec.span * self.spec.span // self.size
+
+    def calm_until(self, table: GroupTable, position: int) -> int:
+        """Until the end of the chunk."""
+        span = self.spec.span
+        return min(super().calm_until(table, position), position // span * span + span - 1)
 
     def note_in_flight(self, tokens: int) -> None:
         """A chunk, and these tokens."""

@@ -28,6 +28,10 @@ class GroupedSequence:
     """Tokens that have been placed, or were found."""
     reserved: int = 0
     """Tokens for which there is room although their chunk is still to be placed; 0 if there is none."""
+    calm_until: int = -1
+    """The last position up to which single tokens change no table, where the last chunk was one; -1: none."""
+    keyed: int = -1
+    """Tokens whose blocks have got their keys since blocks were last taken; -1: none."""
 
     @property
     def is_empty(self) -> bool:
@@ -58,6 +62,7 @@ class GroupManager:
             kinds.get(spec.kind, GroupBlocks)(pool, number, spec, self.hashed, self.aligned, retention)
             for number, spec in enumerate(specs)
         )
+        self._with_cells = [at for at, spec in enumerate(specs) if spec.holds_cells]
         self.sequences: dict[int, GroupedSequence] = {}
         """Each sequence that was opened or holds blocks."""
         self.forgets_uncomputed = True
@@ -120,6 +125,9 @@ class GroupManager:
         """
         seq, start, n, _ = chunk
         held = self.sequences.get(seq) or self.open(seq, _UNKNOWN)
+        if n == 1 and start <= held.calm_until and not (waits or whole or lookahead):
+            held.reserved = start + n
+            return True
         found = self._found_for(held, chunk)
         if found is None:
             return False
@@ -136,9 +144,20 @@ class GroupManager:
         self._attach(held, seq, found)
         for part, table in zip(self.parts, held.tables, strict=True):
             part.extend(table, stop)
-        self.cache(held, start + n if known is None else min(start + n, known))
+        tokens, held.keyed = start + n if known is None else min(start + n, known), -1
+        self.cache(held, tokens)
         held.reserved = start + n
+        held.calm_until = self._calm_until(held, start, in_flight, tokens) if n == 1 else -1
         return True
+
+    def _calm_until(self, held: GroupedSequence, position: int, in_flight: int, tokens: int) -> int:
+        """The last position up to which single tokens change no table; ``tokens``: those whose keys are cached."""
+        until = (tokens // self.aligned + 1) * self.aligned - 2
+        for part, table in zip(self.parts, held.tables, strict=True):
+            if part.behind(position) != part.behind(max(position - in_flight, 0)):
+                return -1  # What is not seen any more goes when steps in flight have ended.
+            until = min(until, part.calm_until(table, position))
+        return until
 
     def reserve_step(self, step: Sequence[Chunk]) -> None:
         """Take blocks for all chunks of a step that have not got theirs yet, or raise ``OutOfCells`` and take none."""
@@ -229,6 +248,9 @@ class GroupManager:
             return
         content = held.plan.content
         aligned = min(tokens, content.n) // self.aligned * self.aligned
+        if aligned == held.keyed:
+            return
+        held.keyed = aligned
         keys = content.keys(self.hashed, aligned // self.hashed)
         for part, table in zip(self.parts, held.tables, strict=True):
             part.cache(table, keys, aligned, held.boundaries)
@@ -239,9 +261,8 @@ class GroupManager:
         held.length = end
         if held.reserved <= end:
             held.reserved = 0
-        for part, table in zip(self.parts, held.tables, strict=True):
-            if part.spec.holds_cells:
-                part.write(table, chunk.start, end)
+        for at in self._with_cells:
+            self.parts[at].write(held.tables[at], chunk.start, end)
 
     def release(self, seq: int) -> None:
         """Give up all blocks of a sequence, those of the first group first."""

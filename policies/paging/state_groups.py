@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from policies.cells.arena import FOREVER
 from policies.content import Key
 from policies.paging.block_table import blocks_for
 from policies.paging.blocks import NULL, BlockPool
@@ -35,6 +36,10 @@ class OneState(GroupBlocks):
     ) -> int:
         """One block for a sequence that has none."""
         return 0 if table.blocks else 1
+
+    def calm_until(self, table: GroupTable, position: int) -> int:
+        """It keeps its block."""
+        return FOREVER
 
     def extend(self, table: GroupTable, stop: int) -> None:
         """Take the block."""
@@ -85,6 +90,11 @@ class AlignedStates(GroupBlocks):
     def behind(self, position: int) -> int:
         """All blocks before that of the last token."""
         return (position - 1) // self.size
+
+    def calm_until(self, table: GroupTable, position: int) -> int:
+        """Until the block of the last token ends; never with a checkpoint to be cached."""
+        until = min(super().calm_until(table, position), (self.behind(position) + 1) * self.size)
+        return until if table.checkpoint is None else -1
 
     def extend(self, table: GroupTable, stop: int) -> None:
         """Take the blocks, with ``NULL`` for all that the step passes over."""
