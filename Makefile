@@ -24,6 +24,9 @@ GUIDELLM := 0.8.1
 # How long "make fuzz" looks at each group of readers, and at files of scenarios.
 SECONDS ?= 60
 
+# Else, where it is set, each of the many processes that tests start compiles all that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup core wheel run check test engines test-llama test-vllm test-load test-routers test-gpu lint types fast unit fuzz bench lock clean
 
 help:  ## list the targets

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tomllib
+from copy import deepcopy
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -30,13 +32,19 @@ def named_source(name: str) -> str:
     return comment.partition(" Fitted to ")[0]
 
 
+@cache
+def _read(name: str) -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads(named_text(name))["workload"]
+    return table
+
+
 def named_section(name: str, requests: int | None = None, rate: float | None = None) -> dict[str, Any]:
     """The section of a named workload as a table. Raises ``UserError``.
 
     ``requests``: number of requests (or sessions); ``rate``: their mean rate per second, to which all times are
     scaled, so that burstiness does not change.
     """
-    section: dict[str, Any] = tomllib.loads(named_text(name))["workload"]
+    section = deepcopy(_read(name))
     if requests is not None:
         section["sessions" if "sessions" in section else "requests"] = requests
     return section if rate is None else scale_rate(section, rate / mean_rate(section))

@@ -29,9 +29,9 @@ def profile(server, tmp_path_factory):
     """The file of a profile that was measured in 20 s, or on a busy machine in several times as many."""
     file = tmp_path_factory.mktemp("profile") / "mine.profile.json"
     # Saved however large the error is, which a busy machine makes large.
-    words = ("calibrate", "--url", str(server.address), "--flags", FLAGS, "--seconds", "20", "--out", str(file), "--force")
+    words = ("calibrate", "--url", server.address, "--flags", FLAGS, "--seconds", 20, "--out", file, "--force")
     for _ in range(8):
-        done = command(*words)
+        done = command(*map(str, words))
         if "it goes on from" not in done.stderr:
             break
     assert done.returncode == 0, done.stderr
