@@ -110,12 +110,3 @@ def if_those_before_were(accepted: Sequence[float]) -> tuple[float, ...]:
     """Shares of drafts that are accepted at least so far, as probabilities that each is if those before it were."""
     before = (1.0, *accepted[:-1])
     return tuple(share / earlier if earlier else 0.0 for share, earlier in zip(accepted, before, strict=True))
-
-
-def mean_accepted(rates: Sequence[float]) -> float:
-    """Drafted tokens that are accepted on average, by the probability of each if those before it were."""
-    total, reached = 0.0, 1.0
-    for rate in rates:
-        reached *= rate
-        total += reached
-    return total
