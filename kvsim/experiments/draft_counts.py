@@ -67,6 +67,9 @@ class DraftCounts:
                 f"draft, {wasted:.0%} of what is drafted wasted."
             )
         lengths = [self.best(load)["tokens"] for load in self.loads]
+        cells = [row["cells"] for row in self.rows]
+        if min(cells) < max(cells):
+            found.append(f"What drafts takes memory: with it {min(cells):,} cells are left, without {max(cells):,}.")
         if any(later < earlier for earlier, later in pairwise(lengths)):
             found.append("The busier the server, the less room a pass has for tokens that may be rejected.")
         return found
@@ -112,6 +115,8 @@ def compare_drafts(
             if not s["completed"]:
                 raise UserError(f"{base.name}: no request was completed with drafts of {n} tokens")
             latencies = {key: s[key] for key in ("ttft_s", "tpot_s", "e2e_s")}
-            of_run = {key: s[key] for key in ("throughput_tokens_per_s", "failed", "preemptions", "makespan_s")}
+            of_run = {
+                key: s[key] for key in ("cells", "throughput_tokens_per_s", "failed", "preemptions", "makespan_s")
+            }
             rows.append({"load": load, "tokens": n, **latencies, **of_run, **s["speculation"]})
     return DraftCounts(base, name, rows, basis)

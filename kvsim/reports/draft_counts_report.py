@@ -15,6 +15,7 @@ def draft_counts_report(found: DraftCounts) -> Report:
     """With drafts or without, and how many."""
     columns = [
         Column("drafted", "tokens", whole, "tokens that are drafted for a sequence in each step"),
+        Column("cells", "cells", whole, "what is left beside what drafts, on a device"),
         Column("TPOT mean ms", lambda row: row["tpot_s"]["mean"], milliseconds),
         Column("TPOT P95 ms", lambda row: row["tpot_s"]["p95"], milliseconds),
         Column("TTFT P95 ms", lambda row: row["ttft_s"]["p95"], milliseconds),

@@ -136,7 +136,7 @@ def test_a_plug_in_is_held_to_its_word_too(factory, monkeypatch, capsys):
     mine = FakeEntryPoint("mine", factory)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [mine] if group == "kvsim.policies" else [])
     assert list(available())[-1] == "mine"
-    quick = settings(SETTINGS, max_examples=50, phases=[Phase.generate])
+    quick = settings(SETTINGS, max_examples=100, phases=[Phase.generate])
     with pytest.raises(AssertionError):
         run_state_machine_as_test(partial(CacheMachine, available()["mine"]), settings=quick)
 

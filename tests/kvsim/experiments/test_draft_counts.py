@@ -42,7 +42,10 @@ def test_drafts_help_a_server_that_has_little_to_do_and_hinder_a_busy_one(found)
 
 
 def test_it_says_so(found):
-    first, second, *_ = found.sentences
+    first, second, third, *_ = found.sentences
+    without, few, many = (row["cells"] for row in found.at(1))
+    assert without > few == many
+    assert third == f"What drafts takes memory: with it {few:,} cells are left, without {without:,}."
     assert first.startswith("At 1 times the load drafts of 2 tokens are best, ")
     assert second.startswith("At 100 times the load drafts")
     report = report_of(found)

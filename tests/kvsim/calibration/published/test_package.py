@@ -275,7 +275,7 @@ def named_by_the_package():
         theirs = name.removesuffix("_config.json").replace("--", "/", 1)
         ours = theirs.rsplit("/", 1)[-1].lower().removeprefix("meta-")
         # Windows of gpt-oss are not told apart, and of the architectures of the others the package is not asked.
-        if ours in model_names() and not ours.startswith(("gpt-oss", "kimi-", "minimax-", "qwen3.5-")):
+        if ours in model_names() and not ours.startswith(("gpt-oss", "kimi-", "minimax-", "qwen3.5-", "deepseek-v3.2")):
             found[ours] = theirs
     return found
 
