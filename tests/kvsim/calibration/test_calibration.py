@@ -121,7 +121,8 @@ def calibrated():
 @pytest.mark.slow
 def test_calibration_measures_this_machine(calibrated):
     profile = calibrated.profile
-    assert all(a.base_s.value > 0 and a.per_cell_s.value > 0 for a in profile.kernels.values())
+    # On a busy machine, and in so short a time, either may be fitted as nothing.
+    assert all(a.base_s.value + a.per_cell_s.value > 0 for a in profile.kernels.values())
     assert set(profile.kernels) == set(KERNELS)
     assert profile.moves.per_run_s.value + profile.moves.per_cell_s.value > 0
     assert profile.held_out_error_median > 0
