@@ -84,10 +84,12 @@ def kv_bytes(made: Plan) -> int:
     return sum(part.bytes for part in own if part.kind == "kv")
 
 
-def _drafter(made: Plan) -> tuple[str, int | None]:
-    """What a drafter takes; vLLM keeps its K and V in the model's blocks."""
+def _drafter(value: str, made: Plan) -> tuple[str, int | None]:
+    """What a drafter takes; vLLM keeps its K and V in the model's blocks. ``value``: of the option that names it."""
+    if "ngram" in value:
+        return "no memory: n-grams of the text so far are drafted", 0
     if not made.settings.drafter:
-        return "drafts: memory of n-grams is nothing, that of a drafter without a name is not known", None
+        return "the drafter's memory is not counted, since no model is named (speculation.model)", None
     size = sum(part.bytes for part in made.parts if part.of_drafter)
     return f"the drafter takes ≈ {format_size(size)}, and cells of its own", size
 
@@ -142,7 +144,7 @@ def _llamacpp(name: str, value: str, made: Plan) -> tuple[str, int | None]:
             what = "other layers" if layers else "the experts of the first layers"
             return f"{what} in the computer's memory: ≈ {format_size(less)} less", -less
         case "--spec-type":
-            return _drafter(made)
+            return _drafter(value, made)
         case "--swa-full":
             more = kv_bytes(made) - kv_bytes(_with(made, swa_full=False))
             return f"layers with a window keep every token: {format_size(more)} more", more
@@ -174,7 +176,7 @@ def _vllm(name: str, value: str, made: Plan) -> tuple[str, int | None]:
             size = _buffers(_with(made, batch=int(value)))
             return f"activations and buffers ≈ {format_size(size)}, for {int(value):,} tokens in a step", size
         case "--speculative-config":
-            return _drafter(made)
+            return _drafter(value, made)
         case "--block-size":
             return f"blocks of {int(value)} tokens, {format_size(block)} each; a request wastes less than one", block
         case "--num-gpu-blocks-override":

@@ -153,3 +153,14 @@ def test_layers_on_the_cpu_take_less_of_the_device():
     assert found["--n-gpu-layers"].bytes < 0
     assert found["--n-cpu-moe"].bytes < -(3 << 30)
     assert "the experts of the first layers in the computer's memory: ≈ " in found["--n-cpu-moe"].does
+
+
+def test_what_drafts_takes_its_own_memory_or_it_is_said_why_not():
+    drafts = {"speculation__acceptance": 0.5}
+    ngrams, _ = of_scenario(speculation__method="ngram", **drafts)
+    unnamed, _ = of_scenario(speculation__method="draft-model", speculation__share=0.1, **drafts)
+    named, made = of_scenario(speculation__method="draft-model", speculation__model="qwen3-0.6b", **drafts)
+    _, alone = of_scenario()
+    assert (ngrams["--spec-type"].bytes, unnamed["--spec-type"].bytes) == (0, None)
+    assert named["--spec-type"].bytes == made.total("llamacpp") - alone.total("llamacpp") > 2**30
+    assert kv_bytes(made) == kv_bytes(alone)
