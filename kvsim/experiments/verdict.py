@@ -32,7 +32,7 @@ class Verdict:
     """The conclusions that a comparison of policies supports."""
 
     runs: Mapping[str, Sequence[Measures]]
-    """Of each policy; the r-th of each on the same requests."""
+    """What each policy's runs measured; the r-th of each is on the same requests."""
     ranking: Ranking | None
     """Policies ranked by mean end-to-end latency, one of each group in ``identical``; without those ``not_ranked``."""
     same_answers: Ranking | None

@@ -86,7 +86,7 @@ class ModelConfig(BaseModel):
     latent_gates: Count = 0
     """Gates of the result of attention by latents."""
     low_rank_gates: Count = 2
-    """Of the two gates of Kimi delta attention, those that are two matrices of a low rank."""
+    """How many of the two gates of Kimi delta attention are two matrices of a low rank."""
     indexer_types: list[str] | None = None
     """Whether each layer chooses tokens by an indexer of its own (``full``) or as the one before (``shared``)."""
     index_n_heads: Count = 0

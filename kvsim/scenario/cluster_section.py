@@ -26,9 +26,9 @@ class ServersSection(Section):
     machine: dict[str, Any] = Field(default_factory=dict)
     """Keys of the section ``machine`` that these servers have otherwise than the scenario says."""
     server: dict[str, Any] = Field(default_factory=dict)
-    """The same of the section ``server``."""
+    """Keys of the section ``server`` that these servers have otherwise than the scenario says."""
     cache: dict[str, Any] = Field(default_factory=dict)
-    """The same of the section ``cache``."""
+    """Keys of the section ``cache`` that these servers have otherwise than the scenario says."""
 
 
 class ClusterSection(Section):
@@ -39,7 +39,7 @@ class ClusterSection(Section):
     router: RouterName = "round-robin"
     """How the server of a request is chosen, or the one that prefills; ``docs/routers.md`` has the names."""
     decode_router: RouterName = "round-robin"
-    """The same of the one that decodes, where that is another."""
+    """How the server that decodes is chosen, where that is another."""
     link_gb_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Bandwidth of the link over which decode servers read what prefill servers have computed, of each device and in
     each direction, 10**9 bytes/s; by default the data sheet's between devices, where one is named."""

@@ -54,7 +54,7 @@ class EngineRun:
     unscaled: Result
     """Prediction not scaled by the machine's pace."""
     digest: str
-    """Of all placements and moves, equal in all three."""
+    """A digest of all placements and moves, equal in all three."""
     ticks: Sequence[Tick]
     """The reference passes among the real run's steps."""
     pace: float

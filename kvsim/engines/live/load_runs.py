@@ -106,7 +106,7 @@ class RunSamples:
     alone: PromptAlone | None = None
     """The first prompt; None if the run was shared."""
     prompt: Sample | None = None
-    """The same as a sample of what the client waited, if the server does not say how long it took."""
+    """What the client waited for the first prompt, if the server does not say how long it took."""
     left_out: int = 0
     """Steps whose time is not certain."""
     at_once: int = 0

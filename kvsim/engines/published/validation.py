@@ -27,7 +27,7 @@ GROUPS = ("model", "device", "tp", "concurrency", "isl", "memory", "third")
 APART = "prefill and decode apart"
 """The group of all others."""
 _UP_TO = ("concurrency", "isl")
-"""Those whose groups go up to powers of two."""
+"""Keys whose groups go up to powers of two."""
 WORST = 10
 _AGAIN = "the same measurement stands in a line before"
 _PRESSED = 0.5

@@ -38,14 +38,14 @@ class VllmCache:
     block_size: int
     caching: bool
     max_tokens: int
-    """Of a sequence."""
+    """The most tokens of a sequence."""
     max_in_flight: int = UNBOUNDED
     """Tokens of a step."""
     watermark: float = 0.0
     window: int | None = None
     tail_only: bool = False
     drops_last_found: bool = False
-    """Of a cached prefix the last block is computed again, for a drafter."""
+    """Whether the last block of a cached prefix is computed again, for a drafter."""
     chunks: Record | None = None
     """What host memory holds beside the steps, where there is any: ``offload`` of a recording's header."""
 

@@ -31,7 +31,7 @@ MODES = {"server": "server", "inproc": "in process"}
 _NUMBERED_ANSWERS = 3_000_000
 """The number of the text that is the answer of the recorded scheduler's request 0; the next ones follow."""
 _ANSWERS = 1 << 40
-"""The same of a recorded server's."""
+"""The number of the text that is the answer of a recorded server's request 0."""
 
 
 class _StepReplay(Replay):

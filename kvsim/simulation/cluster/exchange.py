@@ -40,7 +40,7 @@ class Exchange:
         self._latency_s = latency_s
         self._replicas: list[Replica] = []
         self._block_bytes = 0.0
-        """Of every server the same."""
+        """Bytes of a block, which all servers have alike; 0 until it is asked for."""
         self._free_s: list[float] = []
         """When each server's card is free."""
         self.moved: list[Moved] = []

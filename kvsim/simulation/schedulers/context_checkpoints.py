@@ -31,7 +31,7 @@ class ContextCheckpoint:
     """The request that it was made for."""
     saved: Checkpoint
     bytes: int
-    """Of host memory."""
+    """Bytes of host memory that it takes."""
 
 
 class ContextCheckpoints:
