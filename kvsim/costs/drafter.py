@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvsim.costs.memory_settings import Part, PlanSettings
+from kvsim.errors import UserError
 from kvsim.model.cache_groups import MemoryShape, PassWeights
 from kvsim.model.memory_shapes import memory_shape
 
@@ -18,9 +19,11 @@ HEAD = "head"
 
 
 def drafter_shape(shape: MemoryShape, drafter: str) -> MemoryShape:
-    """The shape of what drafts for a model. Raises ``UserError`` for a model that is not known."""
+    """The shape of what drafts for a model. Raises ``UserError`` for one that is not known, and a head of states alone."""
     if drafter != HEAD:
         return memory_shape(drafter)
+    if not shape.cells:
+        raise UserError(f"--drafter: {shape.name} has no attention, of which a drafting head is made; name a model")
     whole = [group for group in shape.cells if group.window is None and group.kind != "index"] or shape.cells
     matrices, experts = (_of_layer(weights, shape.n_layers) for weights in (shape.matrices, shape.experts))
     parameters = {experts.kind: experts.numbers} if experts.numbers else {}

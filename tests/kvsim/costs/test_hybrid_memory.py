@@ -105,3 +105,8 @@ def test_an_engine_that_does_not_serve_a_model_is_left_out():
 def test_a_wrong_type_of_states_is_one_line():
     with pytest.raises(UserError, match="--mamba-cache-dtype: no type called 'f8'"):
         plan("granite-4.0-h-tiny", mamba_cache_dtype="f8")
+
+
+def test_a_drafting_head_takes_attention():
+    with pytest.raises(UserError, match="falcon-mamba-7b has no attention"):
+        _ = plan("falcon-mamba-7b", drafter="head").parts
