@@ -19,7 +19,7 @@ HEAD = "head"
 
 
 def drafter_shape(shape: MemoryShape, drafter: str) -> MemoryShape:
-    """The shape of what drafts for a model. Raises ``UserError`` for one that is not known, and a head of states alone."""
+    """The shape of what drafts for a model. Raises ``UserError`` if that is not known, or has no head."""
     if drafter != HEAD:
         return memory_shape(drafter)
     if not shape.cells:
