@@ -50,6 +50,9 @@ class Sizes:
     prompts: str = "512,2048"
     depths: str = "0,4096,16384"
     streams: str = "1,2,4,8,16,32"
+    drafted: str = "2,4,8,16"
+    """Tokens of one sequence in a pass that verifies drafts."""
+    repeated: int = 3
     requests: int = 64
     threads: str = ""
     """The flag of the tools, or nothing."""
@@ -57,7 +60,8 @@ class Sizes:
     def benches(self) -> list[list[str]]:
         """The commands, but for the folder of the tool and the model, the most important first."""
         most = max(map(int, self.streams.split(",")))
-        deep = ["-p", self.prompts, "-n", "64", "-d", self.depths, "-r", "3", "-o", "jsonl", *self.threads.split()]
+        common = ["-d", self.depths, "-r", str(self.repeated), "-o", "jsonl", *self.threads.split()]
+        deep = ["-p", self.prompts, "-n", "64", *common]
         # Each sequence has a cache of its own, in whole pieces of 256 cells. The tool may end before
         # its last row is printed, so that one more comes last.
         many = [
@@ -76,6 +80,8 @@ class Sizes:
         return [
             ["llama-bench", *deep, "-fa", "1"],
             ["llama-batched-bench", *many, "--output-format", "jsonl"],
+            ["llama-bench", "-p", self.drafted, "-n", "0", *common, "-fa", "1"],
+            ["llama-bench", *deep, "-fa", "1", "-ctk", "q8_0", "-ctv", "q8_0"],
             ["llama-bench", *deep, "-fa", "0"],
         ]
 
@@ -98,11 +104,11 @@ def build(source: Path, folder: Path, architecture: str | None) -> Path:
     off = ("LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_UI", "LLAMA_USE_PREBUILT_UI")
     words = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *(f"-D{name}=OFF" for name in off)]
     if architecture is not None:
-        # K and V are f16; kernels of attention for other types would take time to compile.
+        # K and V are f16 or q8_0; kernels of attention for other types would take time to compile.
         words += ["-DGGML_CUDA=ON", f"-DCMAKE_CUDA_ARCHITECTURES={architecture}"]
         # What is compiled for another machine cannot rely on this one's processor.
         words += [f"-DGGML_NATIVE={'ON' if architecture == 'native' else 'OFF'}"]
-        words += ["-DGGML_CUDA_NCCL=OFF", "-DGGML_CUDA_FA_QUANTS=f16-f16"]
+        words += ["-DGGML_CUDA_NCCL=OFF", "-DGGML_CUDA_FA_QUANTS=f16-f16;q8_0-q8_0"]
     configure = ["cmake", "-S", str(source), "-B", str(folder), *words]
     compiled = ["cmake", "--build", str(folder), "--target", *TOOLS]
     log = folder / "build.log"
@@ -284,7 +290,7 @@ def main(
             sys.path.append(str(found / "gguf-py"))
         out.mkdir(parents=True, exist_ok=True)
         describe(out)
-        sizes = Sizes(prompts, depths, streams, requests, f"-t {threads}" if threads else "")
+        sizes = Sizes(prompts, depths, streams, requests=requests, threads=f"-t {threads}" if threads else "")
         with tempfile.TemporaryDirectory(dir=scratch) as place:
             asked = [(model, weights) for weights in types.lower().split(",") for model in models.split(",")]
             done = [record(tools, *each, out, Path(place), sizes, clock) for each in asked]

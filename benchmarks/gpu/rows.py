@@ -31,6 +31,8 @@ def bench_row(row: dict[str, Any]) -> dict[str, Any]:
         "params_b": row["model_n_params"] / 1e9,
         "size_gib": row["model_size"] / 2**30,
         "flash_attn": row["flash_attn"],
+        "type_k": row["type_k"],
+        "type_v": row["type_v"],
         "n_ubatch": row["n_ubatch"],
         "test": f"pp{prompt}" if prompt else f"tg{answer}",
         "depth": row["n_depth"],
