@@ -168,7 +168,8 @@ class DraftCounts(Sums):
         found = super().to_dict(cell_bytes)
         found["wasted_tokens"] = self.drafted_tokens - self.accepted_tokens
         found["tokens_per_draft"] = 1 + self.accepted_tokens / self.drafts if self.drafts else None
-        return {**found, "drafting_s": found.pop("drafting_s")}
+        found["drafting_s"] = found.pop("drafting_s")  # At the end.
+        return found
 
 
 @dataclass
