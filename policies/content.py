@@ -27,13 +27,14 @@ class Content:
     of about 5e-5.
     """
 
-    __slots__ = ("_block_size", "_follows", "_keys", "_offset", "_segment", "_segments", "n", "private")
+    __slots__ = ("_asked", "_follows", "_keys", "_offset", "_segment", "_segments", "n", "private")
 
     def __init__(self, segments: Iterable[TextSegment] = ()):
         self.n = 0
         """Length in tokens."""
         self._segments: list[TextSegment] = []
-        self._block_size = 0
+        self._asked = (0, 0)
+        """Block size and lookahead of the keys."""
         self._keys: list[Key] = []
         self._segment = self._offset = 0
         """Where the next key begins: the index of a segment, and tokens into it."""
@@ -135,17 +136,20 @@ class Content:
             longest = max(longest, length)
         return longest
 
-    def keys(self, block_size: int, n: int) -> list[Key]:
+    def keys(self, block_size: int, n: int, lookahead: int = 0) -> list[Key]:
         """The keys of the first ``n`` blocks, or of all full blocks if there are fewer. The list is not to be changed.
 
-        Keys are kept for the block size that was asked for last.
+        ``lookahead``: tokens behind a block that its key covers too; a block at the end of the text has none then.
+        Keys are kept for the block size and the lookahead that were asked for last.
         """
-        if block_size != self._block_size:
-            self._block_size, self._keys, self._segment, self._offset = block_size, [], 0, 0
+        if (block_size, lookahead) != self._asked:
+            self._asked, self._keys, self._segment, self._offset = (block_size, lookahead), [], 0, 0
             self._follows = False
         keys = self._keys
         n = max(n, 0)
-        wanted = min(n, self.n // block_size)
+        wanted = min(n, (self.n - lookahead) // block_size)
+        if lookahead and not keys and wanted > 0:  # A chained key covers all tokens before those that it adds.
+            keys.append(hash((ROOT, *self._across(block_size + lookahead))))
         while len(keys) < wanted:
             source, start, length = self._segments[self._segment]
             left = length - self._offset

@@ -187,7 +187,12 @@ def _vllm(sections: dict[str, dict[str, Any]], of: Served, drafts: SpeculationSe
     prefixes = cache.get("prefix_cache") is not False
     if shape.states:
         s = PlanSettings(
-            block_size=block, type_k=of.type_k, type_v=of.type_k, tensor_parallel=of.tp, prefix_caching=prefixes
+            block_size=block,
+            type_k=of.type_k,
+            type_v=of.type_k,
+            tensor_parallel=of.tp,
+            prefix_caching=prefixes,
+            drafter=drafts.drafter,
         )
         groups = found["cache", "groups"] = groups_of(shape, s)
         # A block of states, which each sequence needs, is as large as one of tokens.
@@ -316,7 +321,8 @@ def described(scenario: Scenario) -> str | None:
     if machine.device is None:
         return None
     device, vllm = device_named(machine.device), server.scheduler == "vllm"
-    states = sum(group.kind == "state" for group in cache.groups)
+    states, drafts = sum(group.kind == "state" for group in cache.groups), scenario.speculation
+    drafted = states * drafts.tokens if drafts.on else 0
     block = cache.groups[0].block_size if states else cache.block_size
     blocks = f"{cache.cells:,} cells ({cache.cells // block:,} blocks of {block}), what is left of its memory"
     context = memory_shape(scenario.model.name).context
@@ -330,7 +336,7 @@ def described(scenario: Scenario) -> str | None:
         "cells": ("cells" not in cache.model_fields_set, blocks if vllm else f"{cache.cells:,} cells, {whole}"),
         "groups": (
             "groups" not in cache.model_fields_set and states > 0,
-            f"{len(cache.groups)} blocks for the shortest of sequences, {states} of them of states",
+            f"{len(cache.groups) + drafted} blocks for the shortest of sequences, {states + drafted} of them of states",
         ),
         "slots": ("slots" not in server.model_fields_set, f"{server.slots} sequences at a time ({flag})"),
         "n_batch": (

@@ -257,7 +257,9 @@ class Scenario(Section):
             cells=self.context_cells,
             seed=self.seed,
             for_any_layout=True,
-            drops_last_found=self.speculation.reads_hidden_states,
+            draft_tokens=self.speculation.tokens if self.speculation.on else 0,
+            lookahead=self.speculation.lookahead,
+            key_lookahead=int(self.speculation.reads_hidden_states),
             groups=tuple(GroupSpec(**group.model_dump()) for group in self.cache.groups),
             **self.cache.model_dump(exclude={"policy", "unified", "type_k", "type_v", "cells", "groups"}),
         )

@@ -74,7 +74,7 @@ class SpeculationSection(Section):
 
     @property
     def reads_hidden_states(self) -> bool:
-        """Whether the drafter reads what the model computes: of a cached prefix vLLM computes the last block again."""
+        """Whether the drafter reads what the model computes, and the token behind: vLLM's keys of blocks cover it."""
         return self.on and self.method in ("eagle", "mtp")
 
     @property

@@ -23,6 +23,8 @@ class Drafts:
         section = scenario.speculation
         self.tokens = section.tokens
         self.lookahead = section.lookahead
+        self.are_noted = True
+        """Whether blocks are cached as soon as all of their drafts have been checked: since vLLM 0.33."""
         self.slots = 1 if section.method == "draft-model" else 0
         """Tokens of a step's budget that each sequence takes beside its own (``max_num_new_slots_for_drafting``)."""
         self._seed = scenario.seed

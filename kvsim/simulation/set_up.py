@@ -314,8 +314,6 @@ def server_of(
             )
         if policy.holds_states:
             raise UserError(f"{scenario.name}: speculation: {policy.name} has states, which are not rolled back here")
-        if scenario.cache.groups:
-            raise UserError(f"{scenario.name}: speculation: not together with groups of layers (cache.groups)")
         if policy.chunks is not None:
             raise UserError(f"{scenario.name}: speculation: not together with chunks in host memory (cache.host_cells)")
         if backend.price is None:

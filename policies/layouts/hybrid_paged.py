@@ -45,6 +45,12 @@ class HybridOptions:
     retention: int = 0
     """Tokens between the states and windows that stay cached, besides those at the ends of prompts and where texts
     were seen to part; 0: only these; -1: all."""
+    draft_tokens: int = 0
+    """Tokens that are drafted for a sequence in each step: one more state for each."""
+    lookahead: int = 0
+    """How many of them get cells before they are drafted."""
+    key_lookahead: int = 0
+    """Tokens behind a block that its key in the prefix cache covers: 1 where what drafts reads them (EAGLE, MTP)."""
     watermark: float = 0.0
     """Share of the blocks that a waiting sequence must leave free while others run."""
 
@@ -83,7 +89,10 @@ class HybridPagedPolicy(Policy):
             retention=options.retention,
             watermark=int(options.watermark * n),
             max_tokens=config.max_tokens,
+            draft_tokens=options.draft_tokens,
+            key_lookahead=options.key_lookahead,
         )
+        self._lookahead = options.lookahead
         self.block_size = self.blocks.aligned
         self.capacity = self._cells_of(n - 1)
         self.cuts_chunks = self.blocks.state is not None
@@ -116,7 +125,7 @@ class HybridPagedPolicy(Policy):
         """Why all blocks together are too few, or None."""
         need, have = 0, self.pool.n - 1
         for part in self.blocks.parts:
-            blocks = blocks_for(plan.final_tokens, part.size) if part.spec.holds_cells else 1
+            blocks = blocks_for(plan.final_tokens, part.size) if part.spec.holds_cells else 1 + part.draft_tokens
             need += blocks if part.most_blocks is None else min(blocks, part.most_blocks)
         if need <= have:
             return None
@@ -152,10 +161,39 @@ class HybridPagedPolicy(Policy):
         in_flight: int = 0,
         known: int | None = None,
         lookahead: int = 0,
+        rejected: int = 0,
     ) -> bool:
         """Take blocks of all groups up to the end of the chunk, and cache what it fills."""
         self._begin_step()
-        return self.blocks.reserve(chunk, whole, waits, lookahead, in_flight, known)
+        return self.blocks.reserve(chunk, whole, waits, lookahead, in_flight, known, rejected)
+
+    def reserve_with_drafts(
+        self,
+        chunk: Chunk,
+        lookahead: int,
+        *,
+        whole: int = 0,
+        waits: bool = False,
+        in_flight: int = 0,
+        known: int | None = None,
+    ) -> bool:
+        """``reserve``, with blocks of the groups that have cells for ``lookahead`` drafted tokens behind the chunk.
+
+        Those beyond the option ``lookahead`` are drafts in flight that will be rejected: states are behind them.
+        """
+        return self.reserve(
+            chunk,
+            whole=whole,
+            waits=waits,
+            in_flight=in_flight,
+            known=known,
+            lookahead=min(lookahead, self._lookahead),
+            rejected=max(lookahead - self._lookahead, 0),
+        )
+
+    def take_back(self, seq: int, start: int) -> None:
+        """Forget rejected drafts; blocks stay, for the drafts of the next step."""
+        self.blocks.take_back(seq, start)
 
     def compose_ahead(self, steps: int) -> None:
         """Keep what each of the steps in flight sees."""

@@ -68,9 +68,10 @@ class PagedOptions:
     """How much room a sequence that starts must leave for those that run."""
     conservativeness: float = 1.0
     """With ``admission`` "expected": the larger, the more room is expected to be needed."""
+    key_lookahead: int = 0
+    """Tokens behind a block that its key covers: 1 where what drafts reads them (EAGLE and MTP, since vLLM 0.33)."""
     drops_last_found: bool = False
-    """The last block that is found of a prefix is computed again: a drafter reads what the model computes in it (vLLM's
-    EAGLE and MTP)."""
+    """Instead, the last block that is found of a prefix is computed again: vLLM 0.32."""
     host_cells: int = 0
     """Cells of a tier in host memory: for what is evicted or exported, or under ``vllm``, for chunks."""
     offload_order: OffloadOrder = "lru"
@@ -182,6 +183,7 @@ class PagedPolicy(BlockCopies):
         self.can_free_while_decoding = window is not None or prefix_cache
         self.pool = BlockPool(n_blocks, free, first=int(null_block))
         self.blocks = BlockManager(self.pool, block_size, prefix_cache=prefix_cache, window=window, tail_only=tail_only)
+        self.blocks.key_lookahead = options.key_lookahead
         self.capacity, self.tables = self.blocks.capacity, self.blocks.tables
         self.chunks = chunks
         self.host = HostTier(host) if host and chunks is None else None

@@ -57,7 +57,8 @@ class Admission:
         """The cached blocks that a text begins with, in the pool or the host tier; for a window, as in ``trailing``."""
         if content.private and self._in_sight is None and self._pool.hides_private:
             return []  # What no other sequence says is cached without a key.
-        keys, drops = content.lookup_keys(self._blocks.block_size, tokens), int(self._drops_last_found)
+        # The last token is always computed, for what it gives: the next token.
+        keys, drops = self._blocks.keys(content, (tokens - 1) // self._blocks.block_size), int(self._drops_last_found)
         if self._in_sight is not None:
             found = self._pool.trailing(keys, self._in_sight + drops)
         else:
@@ -113,7 +114,9 @@ class Admission:
         if more:
             blocks.extend(table, more, ahead=0 < start == len(held) * size)
         if blocks.prefix_cache:
-            blocks.cache_full_blocks(table, start + n if known is None else min(start + n, known))
+            blocks.cache_full_blocks(
+                table, start + n if known is None else min(start + n, known - blocks.key_lookahead)
+            )
         table.reserved = start + n
         return True
 
@@ -206,7 +209,7 @@ class Admission:
 
     def _still_cached(self, table: BlockTable, found: Sequence[int]) -> bool:
         """Whether what was found is still there: others may have taken blocks since."""
-        keys, cached, host = table.content.keys(self._blocks.block_size, len(found)), self._pool.keys, self._host
+        keys, cached, host = self._blocks.keys(table.content, len(found)), self._pool.keys, self._host
         return all(
             cached[block] == key if block >= 0 else host is not None and host.tier.find(key) == ~block
             for block, key in zip(found, keys, strict=False)

@@ -135,7 +135,7 @@ class ExpectedRule(AdmissionRule):
         if not blocks.prefix_cache or blocks.window is not None or plan.content.private:
             return 0
         self._placement.cache_all_full_blocks()
-        found = blocks.pool.leading(plan.content.lookup_keys(blocks.block_size, plan.start_tokens))
+        found = blocks.pool.leading(blocks.keys(plan.content, (plan.start_tokens - 1) // blocks.block_size))
         return sum(1 for block in found if blocks.pool.refs[block] > 0)
 
     def _expected(self, table: BlockTable, ratio: float) -> float:

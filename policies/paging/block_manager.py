@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from policies.content import Key
+from policies.content import Content, Key
 from policies.paging.block_table import (
     BlockOccupancy,
     BlockTable,
@@ -62,6 +62,12 @@ class BlockManager:
         self.forgets_uncomputed = True
         """Whether blocks that are given up before they were written are no longer cached; in vLLM they still are."""
         self._tail_only = tail_only
+        self.key_lookahead = 0
+        """Tokens behind a block that its key covers too."""
+
+    def keys(self, content: Content, n: int) -> list[Key]:
+        """The keys of a text's first ``n`` blocks, or of as many as have one."""
+        return content.keys(self.block_size, n, self.key_lookahead)
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Tell a sequence's table what the sequence says, and make the table if there is none."""
@@ -73,7 +79,7 @@ class BlockManager:
 
     def attach(self, table: BlockTable, found: Sequence[int]) -> None:
         """Begin an empty table with cached blocks: ``NULL`` before a window, ``~slot`` for those in the host tier."""
-        keys = table.content.keys(self.block_size, len(found))
+        keys = self.keys(table.content, len(found))
         if self.window is not None:
             table.skipped = next((at for at, block in enumerate(found) if block != NULL), 0)
         self.pool.touch([block for block in found[table.skipped :] if block >= 0], table.plan.kind)
@@ -137,7 +143,7 @@ class BlockManager:
     def cache_full_blocks(self, table: BlockTable, tokens: int) -> None:
         """Cache the blocks that the first ``tokens`` tokens fill, under the keys of the text; no-op without a cache."""
         size = self.block_size
-        stop = min(tokens, table.content.n) // size
+        stop = min(tokens, table.content.n - self.key_lookahead) // size
         if not self.prefix_cache or stop <= table.n_keyed:
             return
         pool = self.pool
@@ -153,7 +159,7 @@ class BlockManager:
             pool.store_private(table.blocks[first:last])
             table.n_keyed = stop
             return
-        keys = table.content.keys(size, stop)
+        keys = self.keys(table.content, stop)
         if last - first == 1:
             if pool.keys[table.blocks[first]] is None:
                 pool.store(table.blocks[first], keys[first], table.plan.kind)
@@ -164,7 +170,7 @@ class BlockManager:
     def let_be_found(self, table: BlockTable) -> None:
         """Let the cached blocks of a table be found that no other sequence would look for: it will come back itself."""
         table.content.private = table.plan.content.private = False
-        pool, keys = self.pool, table.content.keys(self.block_size, table.n_keyed)
+        pool, keys = self.pool, self.keys(table.content, table.n_keyed)
         for block, key in zip(table.blocks, keys, strict=False):
             if pool.keys[block] == PRIVATE:
                 pool.store(block, key, table.plan.kind)

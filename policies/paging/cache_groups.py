@@ -91,6 +91,8 @@ class GroupTable:
     """Of a state: blocks from the first that have been given up."""
     checkpoint: tuple[int, int] | None = None
     """Of a state: tokens after which the pass at hand keeps one more state, and the index of its block."""
+    has_taken: bool = False
+    """Of a state: whether blocks were taken, beyond those that were found."""
 
 
 @dataclass(slots=True)
@@ -125,6 +127,8 @@ class GroupBlocks:
         """The most that a sequence holds at once, where some are given up while it runs."""
         self.alike: list[GroupBlocks] = []
         """Other groups that are looked up together with this one, since they are of the same kind and size."""
+        self.draft_tokens = 0
+        """Tokens that are drafted for a sequence in each step."""
         self.occupancy = BlockOccupancy(pool.n, spec.block_size)
         """The tokens that its blocks hold; none, if it holds states."""
         self._pool, self._number = pool, number
@@ -229,6 +233,12 @@ class GroupBlocks:
         self.occupancy.fill(table.blocks[start // self.size : full])
         if rest:
             self.occupancy.raise_to(table.blocks[full], rest)
+
+    def take_back(self, table: GroupTable, n: int, length: int) -> None:
+        """Count only the first ``n`` of ``length`` tokens that were written."""
+        for at in range(n // self.size, blocks_for(length, self.size)):
+            if table.blocks[at] != NULL:
+                self.occupancy.set_to(table.blocks[at], max(n - at * self.size, 0))
 
     def first_held(self, table: GroupTable) -> int:
         """Positions before the first block that is still held."""

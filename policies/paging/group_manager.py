@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 
-from policies.content import Content
+from policies.content import Content, Key
 from policies.paging.blocks import NULL, BlockPool
 from policies.paging.cache_groups import Boundaries, ChunkedBlocks, GroupBlocks, GroupSpec, GroupTable, WindowBlocks
 from policies.paging.prefix_agreement import Agreed, PrefixAgreement
@@ -51,8 +51,10 @@ class GroupManager:
         retention: int,
         watermark: int,
         max_tokens: int,
+        draft_tokens: int = 0,
+        key_lookahead: int = 0,
     ):
-        """``watermark``: blocks that a waiting sequence must leave free."""
+        """``watermark``: blocks that a waiting sequence must leave free. Others as in ``HybridOptions``."""
         self.pool = pool
         sizes = [spec.block_size for spec in specs if prefix_cache or spec.holds_cells]
         self.aligned, self.hashed = lcm(*sizes), gcd(*sizes)
@@ -69,6 +71,9 @@ class GroupManager:
         """Whether blocks that are given up before they were written are no longer cached; in vLLM they still are."""
         self.state = next((spec for spec in specs if not spec.holds_cells), None) if prefix_cache else None
         """The first group of states that can be found again."""
+        for part in self.parts:
+            part.draft_tokens = draft_tokens
+        self.key_lookahead = key_lookahead
         self._agreement = PrefixAgreement(self.parts)
         self.prefix_cache, self._retention = prefix_cache, retention
         self._watermark, self._max_tokens = watermark, max_tokens
@@ -100,7 +105,11 @@ class GroupManager:
         """What all groups have of a text's first tokens."""
         if not self.prefix_cache:
             return self._nothing
-        return self._agreement.find(content.keys(self.hashed, tokens // self.hashed), tokens - 1)
+        return self._agreement.find(self._keys(content, tokens), tokens - 1)
+
+    def _keys(self, content: Content, tokens: int) -> list[Key]:
+        """The keys of a text's first tokens."""
+        return content.keys(self.hashed, tokens // self.hashed, self.key_lookahead)
 
     def found(self, seq: int) -> Agreed:
         """What ``match`` found last for a sequence that has not reserved yet."""
@@ -117,11 +126,19 @@ class GroupManager:
     # Taking blocks
 
     def reserve(
-        self, chunk: Chunk, whole: int, waits: bool, lookahead: int, in_flight: int, known: int | None = None
+        self,
+        chunk: Chunk,
+        whole: int,
+        waits: bool,
+        lookahead: int,
+        in_flight: int,
+        known: int | None = None,
+        rejected: int = 0,
     ) -> bool:
         """Take the blocks that a chunk needs, and cache those that it fills: ``allocate_slots``.
 
-        Arguments as in ``Admission.reserve``. False where there are too few.
+        Arguments as in ``Admission.reserve``; ``rejected``: drafts before the chunk of which it is not known yet that
+        they are not accepted. False where there are too few.
         """
         seq, start, n, _ = chunk
         held = self.sequences.get(seq) or self.open(seq, _UNKNOWN)
@@ -131,22 +148,24 @@ class GroupManager:
         found = self._found_for(held, chunk)
         if found is None:
             return False
+        start += rejected
         kept = self._watermark if waits else 0
         prefill_end = self._prefill_end(held, known)
         if whole:
-            need = self._need(held, found, start, min(whole, self._max_tokens), prefill_end, whole=True)
+            need = self._need(held, found, start, min(whole, self._max_tokens), 0, prefill_end, whole=True)
             if need + kept > len(self.pool.free):
                 return False
-        self._skip(held, start - in_flight)
-        stop = min(start + n + lookahead, self._max_tokens)
-        if self._need(held, found, start, stop, prefill_end, whole=False) + kept > len(self.pool.free):
+        self._skip(held, chunk.start - in_flight)
+        stop = min(start + n, self._max_tokens)
+        lookahead = min(lookahead, self._max_tokens - stop)
+        if self._need(held, found, start, stop, lookahead, prefill_end, whole=False) + kept > len(self.pool.free):
             return False
         self._attach(held, seq, found)
         for part, table in zip(self.parts, held.tables, strict=True):
-            part.extend(table, stop)
+            part.extend(table, stop + lookahead * part.spec.holds_cells)
         tokens, held.keyed = start + n if known is None else min(start + n, known), -1
-        self.cache(held, tokens)
-        held.reserved = start + n
+        self.cache(held, tokens, known)
+        held.reserved = chunk.start + n
         held.calm_until = self._calm_until(held, start, in_flight, tokens) if n == 1 else -1
         return True
 
@@ -170,7 +189,7 @@ class GroupManager:
                 raise OutOfCells(f"what sequence {chunk.seq} had found has been handed out since")
             self._skip(held, chunk.start)
             stop = min(chunk.start + chunk.n, self._max_tokens)
-            need += self._need(held, found, chunk.start, stop, self._prefill_end(held, None), whole=False)
+            need += self._need(held, found, chunk.start, stop, 0, self._prefill_end(held, None), whole=False)
         if need > len(self.pool.free):
             blocks = f"{need} block{'s' * (need > 1)}"
             raise OutOfCells(f"the step needs {blocks} of all groups, {len(self.pool.free)} are free")
@@ -202,7 +221,7 @@ class GroupManager:
 
     def _still_cached(self, content: Content, found: Agreed) -> bool:
         """Whether what was found is still there: others may have taken blocks since."""
-        keys, cached = content.keys(self.hashed, found.tokens // self.hashed), self.pool.keys
+        keys, cached = self._keys(content, found.tokens), self.pool.keys
         return all(
             block == NULL or cached[block] == part.key_at(keys, (at + 1) * part.size)
             for part, blocks in zip(self.parts, found.blocks, strict=True)
@@ -216,11 +235,20 @@ class GroupManager:
         return max(held.plan.prompt_tokens, (held.plan.start_tokens if known is None else known) - 1)
 
     def _need(
-        self, held: GroupedSequence, found: Agreed, start: int, stop: int, prefill_end: int, *, whole: bool
+        self,
+        held: GroupedSequence,
+        found: Agreed,
+        start: int,
+        stop: int,
+        lookahead: int,
+        prefill_end: int,
+        *,
+        whole: bool,
     ) -> int:
-        """Free blocks that tokens up to ``stop`` take in all groups; arguments as in ``GroupBlocks.need``."""
+        """Free blocks that tokens up to ``stop`` take in all groups, and in those with cells ``lookahead`` more; other
+        arguments as in ``GroupBlocks.need``."""
         return sum(
-            part.need(table, blocks, start, stop, prefill_end, whole)
+            part.need(table, blocks, start, stop + lookahead * part.spec.holds_cells, prefill_end, whole)
             for part, table, blocks in zip(self.parts, held.tables, found.blocks, strict=True)
         )
 
@@ -242,16 +270,20 @@ class GroupManager:
 
     # Caching, writing and giving up
 
-    def cache(self, held: GroupedSequence, tokens: int) -> None:
-        """Cache what the first tokens of a sequence fill, as far as a prefix can be found again."""
+    def cache(self, held: GroupedSequence, tokens: int, known: int | None = None) -> None:
+        """Cache what the first tokens of a sequence fill, as far as a prefix can be found again.
+
+        ``known``: those of which it is known what they say; None: one more than these at least.
+        """
         if not self.prefix_cache:
             return
         content = held.plan.content
         aligned = min(tokens, content.n) // self.aligned * self.aligned
+        aligned = min(aligned, (content.n if known is None else min(known, content.n)) - self.key_lookahead)
         if aligned == held.keyed:
             return
         held.keyed = aligned
-        keys = content.keys(self.hashed, aligned // self.hashed)
+        keys = self._keys(content, aligned)
         for part, table in zip(self.parts, held.tables, strict=True):
             part.cache(table, keys, aligned, held.boundaries)
 
@@ -263,6 +295,13 @@ class GroupManager:
             held.reserved = 0
         for at in self._with_cells:
             self.parts[at].write(held.tables[at], chunk.start, end)
+
+    def take_back(self, seq: int, n: int) -> None:
+        """Keep the first ``n`` tokens of a sequence, and all of its blocks."""
+        held = self.sequences[seq]
+        for at in self._with_cells:
+            self.parts[at].take_back(held.tables[at], n, held.length)
+        held.length, held.reserved, held.calm_until = n, 0, -1
 
     def release(self, seq: int) -> None:
         """Give up all blocks of a sequence, those of the first group first."""

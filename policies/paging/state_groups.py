@@ -29,22 +29,22 @@ def keeps_checkpoint(spec: GroupSpec, hashed: int, start: int, stop: int, checkp
 
 
 class OneState(GroupBlocks):
-    """A state for each sequence, which is never found again: mode ``none``."""
+    """A state for each sequence, which is never found again, and one for each drafted token: mode ``none``."""
 
     def need(
         self, table: GroupTable, found: Sequence[int], start: int, stop: int, prefill_end: int, whole: bool
     ) -> int:
-        """One block for a sequence that has none."""
-        return 0 if table.blocks else 1
+        """Blocks for a sequence that has none."""
+        return 0 if table.blocks else 1 + self.draft_tokens
 
     def calm_until(self, table: GroupTable, position: int) -> int:
         """It keeps its block."""
         return FOREVER
 
     def extend(self, table: GroupTable, stop: int) -> None:
-        """Take the block."""
+        """Take the blocks."""
         if not table.blocks:
-            table.blocks += self._pool.take(1)
+            table.blocks += self._pool.take(1 + self.draft_tokens)
 
     def cache(self, table: GroupTable, keys: Sequence[Key], tokens: int, boundaries: Boundaries) -> None:
         """Nothing is cached."""
@@ -53,8 +53,8 @@ class OneState(GroupBlocks):
 class AlignedStates(GroupBlocks):
     """States that can be found again where a block of tokens ends, which is where passes end: mode ``align``.
 
-    A sequence holds the state that a step begins with and the one that it ends with. Between them in its table, and
-    before them, there is ``NULL``.
+    A sequence holds the state that a step begins with and the one that it ends with, and behind that one for each token
+    that is drafted. Between them in its table, and before them, there is ``NULL``.
     """
 
     def __init__(self, pool: BlockPool, number: int, spec: GroupSpec, hashed: int, aligned: int, retention: int):
@@ -72,18 +72,20 @@ class AlignedStates(GroupBlocks):
         """One block for the state at the end, and one for a checkpoint."""
         if found and self._pool.keys[found[-1]] in self._new_keys:
             return self._pool.n + 1  # More than there are: it must wait for the next step.
-        more = blocks_for(stop, self.size) - len(found) - len(table.blocks)
+        more = blocks_for(stop, self.size) + self.draft_tokens - len(found) - len(table.blocks)
         checkpoint = self._checkpoint(table, start, stop, prefill_end)
         if not whole:
             table.checkpoint = checkpoint
-        return min(more, 1 + (checkpoint is not None)) + self.free_among(found)
+        most = 1 + (checkpoint is not None) + (0 if table.has_taken else self.draft_tokens)
+        return min(more, most) + self.free_among(found)
 
     def _checkpoint(self, table: GroupTable, start: int, stop: int, prefill_end: int) -> tuple[int, int] | None:
         """Where in these tokens one more state is kept, and the index of its block."""
         at, tokens = blocks_for(stop, self.size) - 2, checkpoint_before(stop, self._aligned)
         if stop < prefill_end or not keeps_checkpoint(self.spec, self._hashed, start, stop, tokens):
             return None
-        if at < 0 or (at < len(table.blocks) and table.blocks[at] != NULL):
+        held = len(table.blocks) - (self.draft_tokens if table.has_taken else 0)
+        if at < 0 or (at < held and table.blocks[at] != NULL):
             return None
         return tokens, at
 
@@ -98,12 +100,19 @@ class AlignedStates(GroupBlocks):
 
     def extend(self, table: GroupTable, stop: int) -> None:
         """Take the blocks, with ``NULL`` for all that the step passes over."""
-        blocks, n, kept = table.blocks, blocks_for(stop, self.size), int(table.checkpoint is not None)
-        if n <= len(blocks) and not kept:
+        blocks, kept, drafts = table.blocks, int(table.checkpoint is not None), self.draft_tokens
+        n, before, has_taken = blocks_for(stop, self.size) + drafts, len(blocks), table.has_taken
+        table.has_taken = True
+        if n <= before and not kept:
             return
-        if blocks:
-            table.last_state = len(blocks) - 1
-        blocks += [NULL] * (n - 1 - kept - len(blocks))
+        if before:
+            table.last_state = before - 1 - (drafts if has_taken else 0)
+        passed = n - 1 - drafts - kept
+        """Blocks that are passed over."""
+        blocks += [NULL] * (passed - before)
+        for at in range(before - drafts, min(before, passed)) if has_taken else ():
+            blocks.append(blocks[at])  # Those for drafts go along.
+            blocks[at] = NULL
         blocks += self._pool.take(max(n - len(blocks), 0))
 
     def skip(self, table: GroupTable, position: int) -> None:
@@ -143,7 +152,7 @@ class AlignedStates(GroupBlocks):
         if tokens % self.size == 0:
             ends = tokens // self.size - 1
             worth = worth or ends in self.worth_caching(ends, ends + 1, Boundaries(1))
-        if not worth:
+        if not worth or tokens > len(keys) * self._hashed:  # Among drafts it has no key.
             pool.forget(block)
             return
         key = self.key_at(keys, tokens)

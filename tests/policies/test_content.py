@@ -12,15 +12,17 @@ DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=75)
 SEGMENTS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0, 0, 2, 4]), st.integers(0, 7)), max_size=5)
 """Few texts and few places to start from, so that many contents begin alike."""
 SIZES = st.integers(1, 5)
+BEHIND = st.integers(0, 2)
+"""Tokens behind a block that its key covers."""
 
 
 def tokens(segments):
     return [(source, start + i) for source, start, n in segments for i in range(n)]
 
 
-def prefixes(text, size):
-    """For each full block, all tokens up to its end."""
-    return [tuple(text[:end]) for end in range(size, len(text) + 1, size)]
+def prefixes(text, size, behind=0):
+    """For each full block, all tokens up to its end, and those behind it that its key covers."""
+    return [tuple(text[: end + behind]) for end in range(size, len(text) - behind + 1, size)]
 
 
 def recut(draw, text):
@@ -36,12 +38,12 @@ def recut(draw, text):
 
 @pytest.mark.slow
 @DERANDOMIZED
-@given(st.lists(SEGMENTS, min_size=2, max_size=4), SIZES)
-def test_two_blocks_have_the_same_key_exactly_if_all_tokens_up_to_their_ends_are_the_same(texts, size):
+@given(st.lists(SEGMENTS, min_size=2, max_size=4), SIZES, BEHIND)
+def test_two_blocks_have_the_same_key_exactly_if_all_tokens_that_it_covers_are_the_same(texts, size, behind):
     prefix_of, key_of = {}, {}
     for segments in texts:
-        content, found = Content(segments), prefixes(tokens(segments), size)
-        keys = content.keys(size, len(found))
+        content, found = Content(segments), prefixes(tokens(segments), size, behind)
+        keys = content.keys(size, len(found) + 1, behind)
         assert len(keys) == len(found)
         for key, prefix in zip(keys, found, strict=True):
             assert prefix_of.setdefault(key, prefix) == prefix
@@ -67,7 +69,7 @@ def test_segments_that_continue_each_other_are_merged():
 
 @pytest.mark.slow
 @DERANDOMIZED
-@given(SEGMENTS, st.lists(st.tuples(SIZES, st.integers(0, 8)), max_size=12))
+@given(SEGMENTS, st.lists(st.tuples(SIZES, st.integers(0, 8), BEHIND), max_size=12))
 def test_a_content_that_grows_between_questions_answers_as_one_built_at_once(segments, questions):
     """Segments and questions alternate, and the block size changes now and then; then all questions come again."""
     growing = Content()
@@ -75,10 +77,9 @@ def test_a_content_that_grows_between_questions_answers_as_one_built_at_once(seg
         if at < len(segments):
             growing.extend(segments[at])
         if at < len(questions):
-            size, n = questions[at]
-            assert growing.keys(size, n) == Content(segments[: at + 1]).keys(size, n)
-    for size, n in questions:
-        assert growing.keys(size, n) == Content(segments).keys(size, n)
+            assert growing.keys(*questions[at]) == Content(segments[: at + 1]).keys(*questions[at])
+    for question in questions:
+        assert growing.keys(*question) == Content(segments).keys(*question)
 
 
 @pytest.mark.slow

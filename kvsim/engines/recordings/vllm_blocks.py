@@ -46,6 +46,8 @@ class VllmCache:
     tail_only: bool = False
     drops_last_found: bool = False
     """Whether the last block of a cached prefix is computed again, for a drafter."""
+    key_lookahead: int = 0
+    """Tokens behind a block that its key covers, instead, for a drafter: since vLLM 0.33."""
     chunks: Record | None = None
     """What host memory holds beside the steps, where there is any: ``offload`` of a recording's header."""
 
@@ -53,6 +55,8 @@ class VllmCache:
     def of(header: Record, max_tokens: int) -> VllmCache:
         """By the header of a recording of the cache manager or the scheduler."""
         effective = header.get("effective", header)
+        reads_hidden_states = header.get("speculation", {}).get("method") in ("eagle", "mtp")
+        key_lookahead = whole_number(effective, "key_lookahead", least=0) if "key_lookahead" in effective else 0
         return VllmCache(
             whole_number(header, "num_blocks"),
             1 if "groups" in header else whole_number(header, "block_size"),
@@ -62,7 +66,8 @@ class VllmCache:
             watermark=float(header.get("watermark", 0.0)),
             window=whole_number(header, "window") if "window" in header else None,
             tail_only=header.get("retention") == 0,
-            drops_last_found=header.get("speculation", {}).get("method") in ("eagle", "mtp"),
+            drops_last_found=reads_hidden_states and not key_lookahead,
+            key_lookahead=key_lookahead,
             chunks=header.get("offload"),
         )
 
@@ -76,6 +81,7 @@ class VllmCache:
             block_size=self.block_size,
             watermark=self.watermark,
             drops_last_found=self.drops_last_found,
+            key_lookahead=self.key_lookahead,
         )
         built = policy(
             f"vllm {_VERSION}",
@@ -106,9 +112,10 @@ def _host_chunks(given: Record) -> HostChunks:
 class PolicyStates:
     """The states of a policy in the fields of recordings, whose ids of full blocks are hashes of their tokens."""
 
-    def __init__(self, pool: BlockPool, size: int, groups: int = 0):
-        """``size``: tokens that have an id together. ``groups``: cache groups whose blocks the pool has, if several."""
-        self._pool, self._size, self._groups = pool, size, groups
+    def __init__(self, pool: BlockPool, size: int, groups: int = 0, lookahead: int = 0):
+        """``size``: tokens that have an id together. ``groups``: cache groups whose blocks the pool has, if several.
+        ``lookahead``: tokens behind a block that its id covers."""
+        self._pool, self._size, self._groups, self._lookahead = pool, size, groups, lookahead
         self._evicted: list[list[object]] = []
         self._ids: dict[Key, str] = {}
         """The recordings' ids, by our content keys."""
@@ -122,13 +129,13 @@ class PolicyStates:
         content.extend((seed, start, n))
         tokens, ids = self._texts.setdefault(content, ([], []))
         tokens += _tokens_of(seed, start, n)
-        size = self._size
-        while len(tokens) >= size:
-            block = ",".join(map(str, tokens[:size]))
+        size, lookahead = self._size, self._lookahead
+        while len(tokens) >= size + lookahead:
+            block = ",".join(map(str, tokens[: size + lookahead]))
             del tokens[:size]
             parent = ids[-1] if ids else "root"
             ids.append(blake2b(f"{parent}|{block}".encode(), digest_size=6).hexdigest())
-        for key, own in zip(content.keys(size, len(ids)), ids, strict=False):
+        for key, own in zip(content.keys(size, len(ids), lookahead), ids, strict=False):
             if not self._groups:
                 self._ids.setdefault(key, own)
             for group in range(self._groups):

@@ -39,7 +39,7 @@ class CallLog(PagedPolicy):
 
     def states(self) -> PolicyStates:
         """Its states in the fields of recordings."""
-        return PolicyStates(self.pool, self.block_size)
+        return PolicyStates(self.pool, self.block_size, lookahead=self.blocks.key_lookahead)
 
     def match(self, seq: int, content: Content, tokens: int) -> int:
         """Look up a prefix, and log it."""
@@ -169,8 +169,9 @@ class DrivenAsyncOffloading(DrivenOffloading, AsyncOffloadingVllm):
 class RecordedDrafts(Drafts):
     """What was drafted and accepted in a recorded step."""
 
-    def __init__(self, scenario: Scenario):
+    def __init__(self, scenario: Scenario, *, are_noted: bool):
         super().__init__(scenario, None, Recorder())
+        self.are_noted = are_noted
         self.accepted: dict[str, int] = {}
         """By request."""
         self._next: dict[str, int] | None = None

@@ -32,7 +32,7 @@ class GroupCallLog(HybridPagedPolicy):
         before = self.tables_of(chunk.seq)
         begins = not any(before)
         held = [len(table) for table in (self.blocks.found(chunk.seq).blocks if begins else before)]
-        computed, hit = (0, chunk.start) if begins else (chunk.start, 0)
+        computed, hit = (0, chunk.start) if begins else (chunk.start + options.get("rejected", 0), 0)
         done = super().reserve(chunk, **options)
         new = [table[n:] for table, n in zip(self.tables_of(chunk.seq), held, strict=True)] if done else None
         self.calls.append(["A", self.name_of[self.content_of(chunk.seq)], computed, chunk.n, hit, new])
@@ -48,12 +48,12 @@ class GroupCallLog(HybridPagedPolicy):
 
     def states(self) -> PolicyStates:
         """Its states in the fields of recordings."""
-        return PolicyStates(self.pool, self.blocks.hashed, len(self.specs))
+        return PolicyStates(self.pool, self.blocks.hashed, len(self.specs), self.blocks.key_lookahead)
 
 
 def group_policy(cache: VllmCache, header: Record) -> GroupCallLog:
     """A policy that is set up as recorded. Raises ``ValueError`` where that cannot be."""
-    specs = tuple(map(_group_of, header["groups"]))
+    specs, drafts = tuple(map(_group_of, header["groups"])), header.get("speculation", {})
     if not any(spec.holds_cells for spec in specs):
         raise ValueError("groups: at least one must be of another kind than state")
     cells_per_block = 1 / sum(1 / spec.block_size for spec in specs if spec.holds_cells)
@@ -66,6 +66,9 @@ def group_policy(cache: VllmCache, header: Record) -> GroupCallLog:
         prefix_cache=cache.caching,
         retention=-1 if header["retention"] is None else whole_number(header, "retention", least=0),
         watermark=cache.watermark,
+        draft_tokens=whole_number(drafts, "tokens") if drafts else 0,
+        lookahead=header["effective"].get("lookahead", 0),
+        key_lookahead=cache.key_lookahead,
     )
     policy = GroupCallLog(f"vllm {header['vllm']}", config)
     policy.blocks.forgets_uncomputed = False

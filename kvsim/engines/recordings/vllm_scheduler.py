@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -45,10 +46,11 @@ class _StepReplay(Replay):
         *,
         asynchronous: bool,
         speculation: Record | None = None,
+        drafts_are_noted: bool = False,
         apart: bool = False,
     ):
-        """``server``: keys of ``[server]``; ``speculation``: the method, and the tokens of a draft; ``apart``: others
-        prefill for it, and it for others."""
+        """``server``: keys of ``[server]``; ``speculation``: the method, and the tokens of a draft;
+        ``drafts_are_noted``: as in ``Drafts``; ``apart``: others prefill for it, and it for others."""
         self._policy = policy
         policy.calls, policy.name_of = [], {}
         table = {"scheduler": "vllm", "async_scheduling": asynchronous, **server}
@@ -63,7 +65,7 @@ class _StepReplay(Replay):
         else:
             kind = DrivenAsyncOffloading if asynchronous else DrivenOffloading
         self._scheduler = kind(scenario, policy, cache.max_tokens)
-        self._drafts = RecordedDrafts(scenario)
+        self._drafts = RecordedDrafts(scenario, are_noted=drafts_are_noted)
         if speculation is not None:
             self._scheduler.use_drafts(self._drafts)
 
@@ -90,7 +92,15 @@ class SchedulerReplay(_StepReplay):
         }
         speculation, apart = header.get("speculation"), bool(header.get("apart", False))
         policy = group_policy(cache, header) if "groups" in header else cache.build(CallLog)
-        super().__init__(cache, policy, server, asynchronous=asynchronous, speculation=speculation, apart=apart)
+        super().__init__(
+            cache,
+            policy,
+            server,
+            asynchronous=asynchronous,
+            speculation=speculation,
+            drafts_are_noted=tuple(map(int, re.findall(r"\d+", header["vllm"])[:2])) >= (0, 33),
+            apart=apart,
+        )
         self._states = self._policy.states()
         self._jobs: dict[str, Job] = {}
         if speculation is not None:

@@ -477,7 +477,16 @@ class Vllm(SchedulerBase):
         """Drafted tokens that a job's last chunk has checked and that are accepted; the next ones are drafted."""
         padded = job in self._padded
         self._padded.discard(job)
-        return self._accepted(job, hopeless=padded)
+        accepted = self._accepted(job, hopeless=padded)
+        self._note_checked(job)
+        return accepted
+
+    def _note_checked(self, job: Job) -> None:
+        """Let be found what a step has computed that checks drafts."""
+        if self._drafts is not None and self._drafts.are_noted and job.computed >= job.tokens:
+            # What is accepted beyond the end of the answer is dropped; of the last token nothing is computed.
+            last = min(job.request.prompt_tokens + job.request.output_tokens, self._context) - 1
+            self._policy.note_known(job.slot, min(job.computed, last))
 
     def _emit(self, job: Job, outputs: int, now: float) -> None:
         """Emit output tokens of a job, until it ends; what is drafted behind its end is dropped."""

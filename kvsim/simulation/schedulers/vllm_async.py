@@ -204,6 +204,9 @@ class AsyncVllm(Vllm):
         flown = self._in_flight.get(job)
         return job.tokens if flown is None else self._known(job, flown)
 
+    def _note_checked(self, job: Job) -> None:
+        """Nothing: ``collect`` does so."""
+
     def _reserve(self, job: Job, chunk: Chunk) -> bool:
         flown = self._in_flight.get(job)
         if flown is None:

@@ -34,9 +34,26 @@ def test_states_take_room_of_which_a_cache_without_them_has_more():
     assert states > plain > 0
 
 
-def test_drafts_beside_groups_are_refused():
-    with pytest.raises(UserError, match=r"cache\.groups"):
-        kvsim.run(scenario(STATES) | {"speculation": {"method": "ngram", "tokens": 2, "acceptance": 0.5}})
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "ahead"), [("mtp", False), ("mtp", True), ("ngram", False)])
+@pytest.mark.parametrize("groups", [STATES, WINDOWS])
+def test_drafts_are_checked_beside_groups(groups, method, ahead):
+    asked = scenario(groups, cells=700) | {"speculation": {"method": method, "tokens": 3, "acceptance": 0.6}}
+    asked["server"]["async_scheduling"] = ahead
+    found = kvsim.run(asked, check=True).summary
+    assert (found["completed"], found["failed"]) == (15, 0)
+    drafts = found["speculation"]
+    assert drafts["drafted_tokens"] > drafts["accepted_tokens"] > 0
+
+
+def test_each_drafted_token_takes_a_state_more():
+    def found(**drafts):
+        asked = scenario([{"kind": "full"}, {"kind": "state"}], cells=3000)
+        asked["workload"]["requests"], asked["cache"]["prefix_cache"] = 1, False
+        return kvsim.run(asked | {"speculation": drafts}).summary["cache"]["allocated_cells_mean"]
+
+    drafts = {"tokens": 3, "acceptance": 1.0, "found": 0.0}  # None is ever found.
+    assert found(method="ngram", **drafts) == pytest.approx(found() + 3 * 16)
 
 
 def test_groups_that_do_not_fit_together_are_refused_in_a_line():

@@ -65,8 +65,9 @@ def one_pool_has_the_blocks_of_all_groups(policy, shadow):
         for block in {block for s in sequences for block in s.tables[at].blocks} - {NULL}:
             assert in_group.setdefault(block, at) == at
         if not part.spec.holds_cells:
-            # The state that a step begins with, the one that it ends with, and a checkpoint.
-            assert all(sum(block != NULL for block in s.tables[at].blocks) <= 3 for s in sequences)
+            # The states that a step begins and ends with, a checkpoint, and one for each drafted token.
+            most = 3 + part.draft_tokens
+            assert all(sum(block != NULL for block in s.tables[at].blocks) <= most for s in sequences)
     keyed = {block: key for block, key in enumerate(pool.keys) if key is not None}
     assert policy.blocks.prefix_cache or not keyed
     assert pool.n_free_cached == sum(not held[block] for block in keyed)

@@ -152,6 +152,26 @@ class CacheMachine(RuleBasedStateMachine):
         else:
             self.shadow.carry()
 
+    @precondition(can("reserve_with_drafts"))
+    @rule(drafts=st.lists(st.tuples(SEQUENCES, st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=3))
+    def check_drafts(self, drafts):
+        """Sequences get a token and drafts, the first of which are accepted; the others say what nothing else says."""
+        step, ends = [], {}
+        for which, drafted, accepted in drafts:
+            seq = self.pick(which)
+            start, n = len(self.shadow.text[seq]), min(1 + drafted, self.shadow.room_of(seq))
+            if start and n > 1 and seq not in ends and seq not in self.shadow.told_late:
+                chunk = Chunk(seq, start, n)
+                if self.policy.reserve_with_drafts(chunk, 0, known=start + 1):
+                    step.append(chunk)
+                    ends[seq] = min(start + 1 + accepted, start + n)
+        if step:
+            said = self.shadow.guess(step, ends)
+            self.allocate(step, sure=self.policy.can_reserve)
+            for seq, end in ends.items():
+                self.policy.take_back(seq, end)
+                self.shadow.take_back(seq, end, said[seq])
+
     def everyone(self):
         return [(seq, 1) for seq in self.shadow.plans]
 

@@ -151,6 +151,20 @@ class Shadow:
             self.told_late[seq] = late
         return late is not None
 
+    def guess(self, step, ends):
+        """Let drafts be written that say something else from ``ends`` on; what their sequences really say."""
+        said = {seq: self.says[seq] for seq in ends}
+        for seq, start, n, _ in step:
+            wrong = [(self.words.private_text(), 0) for _ in range(start + n - ends[seq])]
+            self.says[seq] = said[seq][: ends[seq]] + wrong
+        return said
+
+    def take_back(self, seq, end, said):
+        """Only the first ``end`` tokens of a sequence were right."""
+        self.text[seq], self.says[seq] = self.text[seq][:end], said
+        self.note("drafts rejected")
+        self.hold_window(seq)
+
     def room_of(self, seq):
         """Tokens that a sequence may still be given."""
         final = 4 * self.config.max_tokens if self.policy.unbounded else self.plans[seq].final_tokens

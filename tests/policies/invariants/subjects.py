@@ -70,11 +70,12 @@ def paged_over_a_host_tier(config):
     return available()["paged"](config)
 
 
-def grouped(*groups, retention=-1):
-    """vLLM with these groups of layers."""
+def grouped(*groups, retention=-1, drafts=0):
+    """vLLM with these groups of layers, and so many tokens that MTP drafts."""
 
     def build(config):
         options = {"groups": groups, "retention": retention, "host_cells": 0}
+        options |= {"draft_tokens": drafts, "lookahead": drafts, "key_lookahead": int(drafts > 0)}
         config = replace(config.with_options(**options), cells=max(config.cells, 64))
         return available()["vllm"](config)
 
@@ -88,6 +89,7 @@ GROUPED = {
     "vllm full, state": grouped(_FULL, _STATE),
     "vllm checkpoints": grouped(_FULL, GroupSpec("state", 4, checkpoint_grid=1), GroupSpec("window", 4, 9)),
     "vllm full, chunked": grouped(_FULL, GroupSpec("chunked", 4, 16)),
+    "vllm drafts": grouped(_FULL, _STATE, GroupSpec("window", 4, 9), drafts=2),
 }
 POLICIES = (
     available()
@@ -101,7 +103,7 @@ POLICIES = (
 )
 _MANY = {"no room", "preempted before written"}
 MUST_BE_SEEN = {name: _MANY | {"hit", "copied on write"} for name in ("paged", "vllm", "paged-window", "tails only")}
-MUST_BE_SEEN |= {name: _MANY | {"hit"} for name in GROUPED}
+MUST_BE_SEEN |= {name: _MANY | {"hit", "drafts rejected"} for name in GROUPED}
 MUST_BE_SEEN["radix-tree"] = _MANY | {"hit"}
 MUST_BE_SEEN |= {name: _MANY | {"hit"} for name in ("two-level-pages", "layer-groups", "uniform-pages")}
 MUST_BE_SEEN["expected-length"] = MUST_BE_SEEN["no-evict"] = {"hit"}

@@ -20,6 +20,7 @@ class Words:
         self.by_content = type(policy).match is not Policy.match
         """Whether the policy finds prefixes by their content."""
         self._block_size = policy.blocks.hashed if isinstance(policy, HybridPagedPolicy) else policy.block_size
+        self._lookahead = policy.blocks.key_lookahead if isinstance(policy, HybridPagedPolicy) else 0
         self._fresh = count()
         self._sources = count(PRIVATE)
         self._requests = count()
@@ -61,7 +62,7 @@ class Words:
         """Remember which tokens the blocks of a text must hold."""
         if self.by_content:
             size, text = self._block_size, self.spell(places_in(content))
-            for at, key in enumerate(content.keys(size, content.n // size)):
+            for at, key in enumerate(content.keys(size, content.n // size, self._lookahead)):
                 tokens = text[at * size : (at + 1) * size]
                 assert self.block_text.setdefault(key, tokens) == tokens
 

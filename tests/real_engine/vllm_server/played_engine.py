@@ -249,9 +249,10 @@ class Playing:
     def _hash_new_blocks(self, request):
         """The recordings' ids of the full blocks of a request that have none yet."""
         size, ids, tokens = self.hashed, [], request.all_token_ids
+        ahead = getattr(self.scheduler, "num_hash_lookahead_tokens", 0)  # Since vLLM 0.33.
         parent = request.block_hashes[-1].hex() if request.block_hashes else "root"
-        for start in range(size * len(request.block_hashes), len(tokens) - size + 1, size):
-            block = ",".join(map(str, tokens[start : start + size]))
+        for start in range(size * len(request.block_hashes), len(tokens) - size - ahead + 1, size):
+            block = ",".join(map(str, tokens[start : start + size + ahead]))
             ids.append(blake2b(f"{parent}|{block}".encode(), digest_size=6).digest())
             parent = ids[-1].hex()
         return ids

@@ -26,35 +26,46 @@ attention."""
 METHODS = {"ngram": "ngram", "draft-model": "draft_model", "eagle": "eagle", "mtp": "mtp"}
 
 
-def drafting(model, given):
-    """The real scheduler."""
-    size, target = given["block_size"], model_of(model, given)
-    shape = {"block_size": size, "num_kv_heads": 4, "head_size": 64, "dtype": torch.float16}
-    spec = SlidingWindowSpec(**shape, sliding_window=given["window"]) if given["window"] else FullAttentionSpec(**shape)
-    speculation = SpeculativeConfig(
+def speculation_of(target, given):
+    """vLLM's settings of drafts; which method it is, ``as_asked`` says later."""
+    return SpeculativeConfig(
         method="ngram",
         num_speculative_tokens=given["tokens"],
         target_model_config=target,
         target_parallel_config=ParallelConfig(),
     )
-    config = config_of(target, given, size, speculative_config=speculation)
-    config.speculative_config.method = METHODS[given["method"]]  # Only now: a drafter would be looked for in files.
+
+
+def as_asked(config, given):
+    """The settings with the method: only now, since a drafter would be looked for in files."""
+    config.speculative_config.method = METHODS[given["method"]]
+    return config
+
+
+def drafting(model, given):
+    """The real scheduler."""
+    size, target = given["block_size"], model_of(model, given)
+    shape = {"block_size": size, "num_kv_heads": 4, "head_size": 64, "dtype": torch.float16}
+    spec = SlidingWindowSpec(**shape, sliding_window=given["window"]) if given["window"] else FullAttentionSpec(**shape)
+    config = as_asked(config_of(target, given, size, speculative_config=speculation_of(target, given)), given)
     return scheduler_of(config, given, cache_of(spec, given["num_blocks"]), size)
 
 
-class Recording(Playing):
-    """Plays the drafter too."""
+class Drafting(Playing):
+    """Plays the drafter too, where there is one."""
 
-    def __init__(self, model, given):
-        super().__init__(given, drafting(model, given), given["block_size"])
-        self.next = []
-        """What was drafted behind the step that ended last."""
+    next = ()
+    """What was drafted behind the step that ended last."""
 
     def header(self):
-        """Every setting."""
-        about = super().header() | {"speculation": {key: self.given[key] for key in ("method", "tokens")}}
-        about["effective"]["lookahead"] = self.scheduler.num_lookahead_tokens
-        return about | ({"window": self.given["window"]} if self.given["window"] else {})
+        """Every setting, with the drafter's."""
+        about = super().header()
+        if self.given["method"]:
+            about["speculation"] = {key: self.given[key] for key in ("method", "tokens")}
+            about["effective"]["lookahead"] = self.scheduler.num_lookahead_tokens
+            if ahead := getattr(self.scheduler, "num_hash_lookahead_tokens", 0):
+                about["effective"]["key_lookahead"] = ahead
+        return about
 
     def composed(self, output, emit):
         """The drafts that are checked; how many of each request are accepted."""
@@ -63,13 +74,12 @@ class Recording(Playing):
         begun = {each.req_id for each in output.scheduled_new_reqs} | set(output.scheduled_cached_reqs.resumed_req_ids)
         accepted = {name: 0 if name in begun else self._accepted(len(drafts.get(name, ()))) for name in emit}
         self.next = []
-        return {
-            "drafts": [[name, len(drafts[name]), accepted[name]] for name in emit if drafts.get(name)],
-        }, accepted
+        checked = [[name, len(drafts[name]), accepted[name]] for name in emit if drafts.get(name)]
+        return ({"drafts": checked} if self.given["method"] else {}), accepted
 
     def told(self):
         """What was drafted behind the step."""
-        return {"next": self.next} if self.given["depth"] == 1 else {}
+        return {"next": self.next} if self.given["method"] and self.given["depth"] == 1 else {}
 
     def _accepted(self, drafted):
         accepted = 0
@@ -90,10 +100,21 @@ class Recording(Playing):
     def learn(self):
         """Tell the scheduler too what is drafted behind the step."""
         names, accepted = super().learn()
-        if self.given["depth"] == 1 and names:
+        if self.given["method"] and self.given["depth"] == 1 and names:
             drafted = {name: self._drafted() for name in names}
             self.scheduler.update_draft_token_ids(DraftTokenIds(list(drafted), [[7] * n for n in drafted.values()]))
             self.next = [[name, n] for name, n in drafted.items() if name in accepted]
+
+
+class Recording(Drafting):
+    """Writes down what is drafted."""
+
+    def __init__(self, model, given):
+        super().__init__(given, drafting(model, given), given["block_size"])
+
+    def header(self):
+        """Every setting."""
+        return super().header() | ({"window": self.given["window"]} if self.given["window"] else {})
 
 
 if __name__ == "__main__":

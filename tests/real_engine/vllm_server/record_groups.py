@@ -4,7 +4,7 @@
 
 ``Scheduler``, ``KVCacheManager`` and its coordinators are the real ones; what runs the model is played. The model,
 which ``model.py`` writes, is only looked at for its shape. The groups are given, as ``full:16,window:16:48``; each has
-a kind, the tokens of a block, and those of its window or chunk, or the grid of a state's checkpoints.
+a kind, the tokens of a block, those of its window or chunk, or the grid of a state's checkpoints.
 
 The fields are those of recordings of the scheduler. Where these have one list of blocks, there is one for each group; a
 group's number follows the ids of its blocks. Of a block with several ids, the first counts.
@@ -14,7 +14,8 @@ import math
 
 import torch
 from played_engine import SETTINGS as COMMON
-from played_engine import Playing, config_of, crc, main, model_of, scheduler_of
+from played_engine import config_of, crc, main, model_of, scheduler_of
+from record_drafts import Drafting, as_asked, speculation_of
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -34,8 +35,13 @@ SETTINGS = COMMON | {
     "reserve_full": 1,
     "policy": "fcfs",
     "watermark": 0.0,
+    "method": "",
+    "tokens": 3,
+    "acceptance": 0.6,
+    "found": 0.8,
 }
-"""``retention``: tokens between the states and windows that stay cached, 0: none but the ends of prompts, -1: all."""
+"""``method``: what drafts, as in ``record_drafts.py``, or nothing. ``retention``: tokens between the states and windows
+that stay cached, 0: none but the ends of prompts, -1: all."""
 
 
 def group_of(text):
@@ -69,6 +75,7 @@ def spec_of(group, given):
         shapes=((16, 16),),
         dtypes=(torch.float16,),
         mamba_cache_mode="align" if given["caching"] else "none",
+        num_speculative_blocks=given["tokens"] if given["method"] else 0,
         num_prefill_checkpoint_blocks=int(group["checkpoint_grid"] > 0),
         prefill_checkpoint_alignment=group["checkpoint_grid"] or None,
     )
@@ -89,7 +96,11 @@ def grouped(model, given, groups):
         "scheduler_reserve_full_isl": bool(given["reserve_full"]),
         "watermark": given["watermark"],
     }
-    config = config_of(model_of(model, given), given, sizes[0], scheduling)
+    target = model_of(model, given)
+    drafts = {"speculative_config": speculation_of(target, given)} if given["method"] else {}
+    config = config_of(target, given, sizes[0], scheduling, **drafts)
+    if drafts:
+        config = as_asked(config, given)
     config.scheduler_config.enable_chunked_prefill = bool(given["chunked"])
     if states and caching:
         config.cache_config.mamba_cache_mode, config.cache_config.block_size = "align", states[0]
@@ -97,11 +108,16 @@ def grouped(model, given, groups):
     return scheduler_of(config, given, cache, size, hash_block_size=hashed), hashed
 
 
-class Recording(Playing):
+class Recording(Drafting):
     """Writes down each call for blocks too."""
 
     may_repeat = True
-    header_names = (*(name for name in Playing.header_names if name != "block_size"), "policy", "long_thr", "watermark")
+    header_names = (
+        *(name for name in Drafting.header_names if name != "block_size"),
+        "policy",
+        "long_thr",
+        "watermark",
+    )
 
     def __init__(self, model, given):
         self.groups = [group_of(text) for text in given["groups"].split(",")]
@@ -166,7 +182,7 @@ class Recording(Playing):
     def told(self):
         """The calls for blocks."""
         calls, self.calls = self.calls, []
-        return {"calls": calls}
+        return super().told() | {"calls": calls}
 
     def state(self, ended):
         """Of a block with several ids, one counts."""

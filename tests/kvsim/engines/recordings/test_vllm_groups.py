@@ -58,6 +58,20 @@ def test_with_another_retention_it_disagrees(tmp_path, name, change):
     assert ENGINES["vllm"](write(tmp_path / "wrong.jsonl", [header | change, *steps])).first is not None
 
 
+@pytest.mark.parametrize(("name", "change"), [("drafts", {"tokens": 1}), ("drafts-one-state", {"tokens": 2})])
+def test_with_other_drafts_it_disagrees(tmp_path, name, change):
+    header, *steps = records_of(name)
+    other = header | {"speculation": header["speculation"] | change}
+    assert ENGINES["vllm"](write(tmp_path / "wrong.jsonl", [other, *steps])).first is not None
+
+
+@pytest.mark.parametrize("name", ["drafts", "drafts-ahead"])
+def test_keys_that_do_not_look_ahead_disagree(tmp_path, name):
+    header, *steps = records_of(name)
+    assert header["effective"].pop("key_lookahead") == 1
+    assert ENGINES["vllm"](write(tmp_path / "wrong.jsonl", [header, *steps])).first is not None
+
+
 @pytest.mark.parametrize(
     "groups",
     [
