@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvsim.costs.drafter import drafter_parts
+from kvsim.costs.drafter import HEAD, drafter_parts
 from kvsim.costs.memory_settings import CONTEXT_UNIT, MOST_PARALLEL, Part, PlanSettings, weight_parts
 from kvsim.model.cache_groups import CacheGroup, MemoryShape, State
 from kvsim.model.storage_types import CACHE_TYPES, GGUF_ONLY, LLAMACPP_CACHE_TYPES, SERVED_TYPES, format_size, row_bytes
@@ -39,7 +39,8 @@ def parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
         found = [_on_device(found, on_cpu, shape, s)]
     for group, title in zip(shape.groups, shape.titles, strict=True):
         if group.state is not None:
-            found.append(_states(group, group.state, title, s, 0.0 if on_cpu is None else on_cpu.layers))
+            n = s.parallel * (1 + s.draft_tokens if s.drafter == HEAD and shape.takes_back else 1)
+            found.append(_states(group, group.state, title, n, 0.0 if on_cpu is None else on_cpu.layers))
             continue
         cells, streams = _cells(group, shape, s)
         row = row_bytes(s.type_k, group.k_row) + row_bytes(s.type_v, group.v_row)
@@ -60,11 +61,12 @@ def parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
     return found + drafter_parts(parts, shape, s)
 
 
-def _states(group: CacheGroup, state: State, title: str, s: PlanSettings, on_cpu: float) -> Part:
-    """The states of some layers, in f32: one for each sequence that there may be (``llama-memory-recurrent.cpp``)."""
+def _states(group: CacheGroup, state: State, title: str, n: int, on_cpu: float) -> Part:
+    """The states of some layers, in f32: one for each sequence that there may be, and where they can be taken back for
+    each token that a head drafts for it (``llama-memory-recurrent.cpp``)."""
     one = 4 * group.layers * sum(state.numbers())
-    detail = f"{s.parallel} x a state of {format_size(one)}, whatever the length"
-    size = round((1 - on_cpu) * one * s.parallel)
+    detail = f"{n} x a state of {format_size(one)}, whatever the length"
+    size = round((1 - on_cpu) * one * n)
     return Part("llamacpp", "kv", f"state, {title}{', those on the device' if on_cpu else ''}", size, False, detail)
 
 

@@ -417,10 +417,11 @@ def default_cells(
     return made.vllm_blocks(memory) * BlockGroups.of(made.shape, made.settings).block_size
 
 
-def llamacpp_cells(of: Served, *, most: int | None = None, drafter: str = "") -> int:
+def llamacpp_cells(of: Served, *, most: int | None = None, drafter: str = "", draft_tokens: int = 3) -> int:
     """Return the cells of a llama-server that is not told its context: the model's, or what of it the device holds.
 
-    ``most``: count on up to so many cells, whatever the model's context is. Raises as ``default_cells``.
+    ``most``: count on up to so many cells, whatever the model's context is; others as in ``PlanSettings``. Raises as
+    ``default_cells``.
     """
     memory = device_named(of.device).memory_bytes
     made = plan(
@@ -436,6 +437,7 @@ def llamacpp_cells(of: Served, *, most: int | None = None, drafter: str = "") ->
         n_gpu_layers=of.n_gpu_layers,
         n_cpu_moe=of.n_cpu_moe,
         drafter=drafter,
+        draft_tokens=draft_tokens,
     )
     _refuse_too_large(made, "llamacpp", of.device, memory)
     if most is not None:

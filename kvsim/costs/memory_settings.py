@@ -82,6 +82,8 @@ class PlanSettings:
     """vLLM: type of recurrent states, if not that of the others."""
     drafter: str = ""
     """What drafts beside the model: another model, or ``head`` for one layer more, as EAGLE and MTP have."""
+    draft_tokens: int = 3
+    """llama.cpp: how many a ``head`` drafts (``--spec-draft-n-max``): a sequence may have a state more for each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,8 @@ class MemoryShape:
     """The engine that alone runs it; empty where both do."""
     vllm_until: str = ""
     """The last version of vLLM that serves it; empty where the present one does."""
+    takes_back: bool = False
+    """Whether llama.cpp can take tokens back from its states (``llm_arch_supports_rs_rollback``)."""
     tensors: tuple[GgufTensor, ...] = ()
     """The matrices that a GGUF file of it would have, if its config.json says; all else in it is f32."""
 

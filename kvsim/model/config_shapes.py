@@ -74,6 +74,7 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemorySha
         groups=groups,
         n_layers=config.num_hidden_layers,
         llamacpp_windows=config.family.llamacpp_windows,
+        takes_back=config.family.takes_back,
         d_model=config.hidden_size,
         n_heads=config.num_attention_heads,
         d_ff=config.width,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvsim.model.family_keys import (
@@ -72,6 +72,8 @@ class Family:
     """The last version of vLLM that serves it (``_PREVIOUSLY_SUPPORTED_MODELS`` in its ``registry.py``)."""
     state: str = ""
     """Which of ``layer_parts.STATES`` its layers with a state are."""
+    takes_back: bool = False
+    """Whether llama.cpp can take tokens back from these states (``llama-arch.cpp``)."""
     needed: tuple[str, ...] = ()
     """Keys that a config.json of this family must have."""
     defaults: tuple[tuple[str, Any], ...] = ()
@@ -86,6 +88,9 @@ _RANKS = ("decay_rank", "mix_rank", "gate_rank", "value_rank")
 _EXPERTS = ("num_local_experts", "num_experts_per_tok")
 _QWEN3_NEXT = Family(
     state="gated_delta_net", qk_norm=True, gated_attention=True, gated_shared=True, adapt=qwen3_next_keys
+)
+_LFM2 = Family(
+    qk_norm=True, tied=True, state="short_convolution", takes_back=True, adapt=lfm2_keys, needed=("layer_types",)
 )
 _QWEN3_5_SHAPE = (
     ("head_dim", 256),
@@ -165,7 +170,7 @@ FAMILIES: dict[str, Family] = {
     "bamba": Family(state="mamba2", vllm_until="0.23.0", adapt=bamba_keys, needed=("attn_layer_indices",)),
     "granitemoehybrid": Family(state="mamba2", adapt=granite_keys, needed=("layer_types", "shared_intermediate_size")),
     "falcon_h1": Family(state="mamba2", adapt=falcon_h1_keys),
-    "nemotron_h": Family(norms=1, gated=False, state="mamba2", corrected=True, adapt=nemotron_h_keys),
+    "nemotron_h": Family(norms=1, gated=False, state="mamba2", takes_back=True, corrected=True, adapt=nemotron_h_keys),
     "plamo2": Family(
         norms=4,
         tied=True,
@@ -177,29 +182,20 @@ FAMILIES: dict[str, Family] = {
         adapt=plamo2_keys,
     ),
     "zamba2": Family(norms=1, tied=True, state="mamba2", adapt=zamba2_keys, only="vllm", needed=("layer_types",)),
-    "lfm2": Family(qk_norm=True, tied=True, state="short_convolution", adapt=lfm2_keys, needed=("layer_types",)),
-    "lfm2_moe": Family(
-        qk_norm=True, tied=True, corrected=True, state="short_convolution", adapt=lfm2_keys, needed=("layer_types",)
-    ),
+    "lfm2": _LFM2,
+    "lfm2_moe": replace(_LFM2, corrected=True),
     "olmo_hybrid": Family(
         state="gated_delta_net", qk_norm=True, whole_qk_norm=True, adapt=olmo_hybrid_keys, only="vllm"
     ),
     "bailing_hybrid": Family(
         needed=_LATENT, qk_norm=True, corrected=True, state="lightning", adapt=bailing_keys, only="vllm"
     ),
-    "bailing_hybrid_v3": Family(needed=_LATENT, corrected=True, state="kimi_delta", adapt=bailing_keys),
+    "bailing_hybrid_v3": Family(
+        needed=_LATENT, corrected=True, state="kimi_delta", takes_back=True, adapt=bailing_keys
+    ),
     "qwen3_next": _QWEN3_NEXT,
-    "qwen3_5_text": Family(
-        state="gated_delta_net", qk_norm=True, gated_attention=True, adapt=qwen3_next_keys, defaults=_QWEN3_5_SHAPE
-    ),
-    "qwen3_5_moe_text": Family(
-        state="gated_delta_net",
-        qk_norm=True,
-        gated_attention=True,
-        gated_shared=True,
-        adapt=qwen3_next_keys,
-        defaults=_QWEN3_5_SHAPE,
-    ),
+    "qwen3_5_text": replace(_QWEN3_NEXT, gated_shared=False, takes_back=True, defaults=_QWEN3_5_SHAPE),
+    "qwen3_5_moe_text": replace(_QWEN3_NEXT, takes_back=True, defaults=_QWEN3_5_SHAPE),
     "kimi_linear": Family(needed=_LATENT, corrected=True, state="kimi_delta", adapt=kimi_linear_keys),
     "minimax": Family(state="lightning", vllm_until="0.23.0", adapt=minimax_keys, needed=("layer_types", *_EXPERTS)),
     "minimax_text_01": Family(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kvsim.errors import LIMITS, UserError
 from kvsim.model.cache_groups import CacheGroup, Kind, MemoryShape, PassWeights
 from kvsim.model.gguf_file import LARGEST, LARGEST_LAYERS, GgufHeader, read_header
-from kvsim.model.gguf_states import STATE_NAMES, Mixer, mixers_of, states_of
+from kvsim.model.gguf_states import STATE_NAMES, TAKE_BACK, Mixer, mixers_of, states_of
 
 _PATTERNS: dict[str, int] = {
     **dict.fromkeys(("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "phi2", "phi3", "gemma", "starcoder2"), 0),
@@ -67,6 +67,7 @@ def shape_of_gguf(path: Path, name: str) -> MemoryShape:
         groups=_groups(keys, kv_heads, k_head, v_head),
         n_layers=keys.n_layers,
         llamacpp_windows=True,
+        takes_back=arch in TAKE_BACK,
         d_model=d_model,
         n_heads=max(*heads, 1),
         d_ff=max(width),

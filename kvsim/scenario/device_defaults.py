@@ -258,7 +258,7 @@ def _llamacpp(
         ("cache", "policy"): "hybrid" if memory_shape(of.model).states else present,
     }
     if sections["cache"].get("cells") is None:
-        found["cache", "cells"] = llamacpp_cells(of, drafter=drafts.drafter)
+        found["cache", "cells"] = llamacpp_cells(of, drafter=drafts.drafter, draft_tokens=drafts.tokens)
     return found
 
 
@@ -364,7 +364,8 @@ def beyond_memory(scenario: Scenario) -> list[str]:
         types = (cache.type_k, cache.type_v, machine.n_gpu_layers, machine.n_cpu_moe)
         of = Served("llamacpp", machine.device, model, on["tp"], on["weights"], *types)
         of = replace(of, flash_attn=cache.kernel != "masked")
-        held = llamacpp_cells(of, most=MOST_CONTEXT, drafter=scenario.speculation.drafter)
+        drafts = scenario.speculation
+        held = llamacpp_cells(of, most=MOST_CONTEXT, drafter=drafts.drafter, draft_tokens=drafts.tokens)
     else:
         sizes: dict[str, Any] = {
             "batch": scenario.n_batch,

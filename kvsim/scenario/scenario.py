@@ -260,6 +260,7 @@ class Scenario(Section):
             draft_tokens=self.speculation.tokens if self.speculation.on else 0,
             lookahead=self.speculation.lookahead,
             key_lookahead=int(self.speculation.reads_hidden_states),
+            snapshots=self.speculation.tokens if self.speculation.reads_hidden_states and self.model.takes_back else 0,
             groups=tuple(GroupSpec(**group.model_dump()) for group in self.cache.groups),
             **self.cache.model_dump(exclude={"policy", "unified", "type_k", "type_v", "cells", "groups"}),
         )

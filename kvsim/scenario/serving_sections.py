@@ -47,6 +47,11 @@ class ModelSection(Section):
         return _shape(self.name)
 
     @property
+    def takes_back(self) -> bool:
+        """Whether llama.cpp can take tokens back from the states of its layers, if it has some."""
+        return not isinstance(self.shape, MemoryShape) or self.shape.takes_back
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of the state of one sequence; 0 of a model without."""
         if self.state_mib is not None:

@@ -312,8 +312,12 @@ def server_of(
             raise UserError(
                 f"{scenario.name}: speculation: {policy.name} has dropped tokens before drafts are rejected"
             )
-        if policy.holds_states:
-            raise UserError(f"{scenario.name}: speculation: {policy.name} has states, which are not rolled back here")
+        if policy.holds_states and not (scenario.speculation.reads_hidden_states and scenario.model.takes_back):
+            raise UserError(
+                f"{scenario.name}: speculation: where drafts are rejected llama-server goes back to a checkpoint of "
+                "states, which is not simulated, but where eagle or mtp drafts for models from whose states it takes "
+                "tokens back (Qwen 3.5, Nemotron-H, LFM2, Ling 3)"
+            )
         if policy.chunks is not None:
             raise UserError(f"{scenario.name}: speculation: not together with chunks in host memory (cache.host_cells)")
         if backend.price is None:

@@ -75,12 +75,11 @@ def with_windows(name: str, config: CacheConfig, options: StreamOptions) -> Hybr
     return HybridPolicy(name, config, caches, n_streams=streams)
 
 
-def with_states(name: str, config: CacheConfig, options: StreamOptions, snapshots: int = 0) -> HybridPolicy:
-    """The cache of a model of which some layers have states; ``snapshots``: tokens that these can take back."""
+def with_states(name: str, config: CacheConfig, options: StreamOptions) -> HybridPolicy:
+    """The cache of a model of which some layers have states."""
     streams = 1 if options.unified else config.sequences
-    return HybridPolicy(
-        name, config, [CacheSpec(config.cells // streams, _PAD)], n_streams=streams, snapshots=snapshots
-    )
+    cache = CacheSpec(config.cells // streams, _PAD)
+    return HybridPolicy(name, config, [cache], n_streams=streams, snapshots=options.snapshots)
 
 
 def window_size(cells: int, window: int, n_ubatch: int, sequences: int, *, unified: bool) -> int:

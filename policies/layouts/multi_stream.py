@@ -52,6 +52,8 @@ class StreamOptions:
     """Tokens that layers with a sliding window keep of each sequence."""
     n_layers: int = 4
     """Layers of the model, on which llama.cpp's limit of runs in one defragmentation depends."""
+    snapshots: int = 0
+    """Tokens that the states of a model can take back (``n_rs_seq``): those that EAGLE or MTP drafts."""
 
 
 class MultiStreamPolicy(Policy):

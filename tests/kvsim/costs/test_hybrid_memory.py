@@ -50,15 +50,17 @@ def test_blocks_are_those_that_vllm_makes(name):
     assert VLLM["memory"] // blocks.block_bytes / blocks.of_request == pytest.approx(recorded["concurrency"], rel=0.01)
 
 
-@pytest.mark.parametrize("sequences", ["1", "64"])
+@pytest.mark.parametrize("sequences", ["1", "64", "64+3"])
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_caches_and_states_are_those_that_llamacpp_logs(name, sequences, tmp_path):
-    path, n = tmp_path / "tiny.gguf", int(sequences)
+    path, (n, *drafted) = tmp_path / "tiny.gguf", map(int, sequences.split("+"))
     random_gguf.write(path, HYBRIDS[name], "q8_0")
-    made = plan(str(path), engine="llamacpp", ctx=LLAMACPP["cells"] // n, parallel=n)
+    drafts = {"drafter": "head", "draft_tokens": drafted[0]} if drafted else {}
+    made = plan(str(path), engine="llamacpp", ctx=LLAMACPP["cells"] // n, parallel=n, **drafts)
     logged = LLAMACPP["models"][name][sequences]
     for what, begin in (("llama_kv_cache", "KV"), ("llama_memory_recurrent", "state")):
-        size = sum(part.bytes for part in made.parts if part.kind == "kv" and part.name.startswith(begin))
+        parts = [part for part in made.parts if part.kind == "kv" and not part.of_drafter]
+        size = sum(part.bytes for part in parts if part.name.startswith(begin))
         assert size / MIB == pytest.approx(logged.get(what, 0), abs=0.0051)
 
 
@@ -105,6 +107,18 @@ def test_an_engine_that_does_not_serve_a_model_is_left_out():
 def test_a_wrong_type_of_states_is_one_line():
     with pytest.raises(UserError, match="--mamba-cache-dtype: no type called 'f8'"):
         plan("granite-4.0-h-tiny", mamba_cache_dtype="f8")
+
+
+def test_llamacpp_keeps_a_state_for_each_token_that_a_head_drafts():
+    """``n_rs_seq``, where it is not for nothing."""
+
+    def states(model, **drafts):
+        parts = plan(model, engine="llamacpp", parallel=2, **drafts).parts
+        return sum(part.bytes for part in parts if part.name.startswith("state"))
+
+    assert states("qwen3.5-27b", drafter="head", draft_tokens=4) == 5 * states("qwen3.5-27b")
+    assert states("qwen3.5-27b", drafter="llama-3.2-1b") == states("qwen3.5-27b")
+    assert states("qwen3-next-80b-a3b", drafter="head") == states("qwen3-next-80b-a3b")
 
 
 def test_a_drafting_head_takes_attention():

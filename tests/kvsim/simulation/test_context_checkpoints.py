@@ -94,10 +94,20 @@ def test_a_state_is_as_large_as_the_models_unless_stated():
     assert scenario().model.state_bytes == 0
 
 
-def test_drafts_are_refused_since_states_are_not_rolled_back():
+def test_drafts_for_which_a_server_goes_back_to_a_checkpoint_are_refused():
     world = hybrid(speculation={"method": "ngram", "acceptance": 0.5}, workload__requests=2)
-    with pytest.raises(UserError, match="hybrid has states, which are not rolled back here"):
+    with pytest.raises(UserError, match=r"speculation: where drafts are rejected .* eagle or mtp"):
         run(world)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_states_take_back_what_is_rejected_of_drafts(streams):
+    drafts = {"method": "mtp", "tokens": 3, "acceptance": 0.5}
+    cells = {"cache__cells": 6000, "cache__unified": not streams}
+    world = hybrid(speculation=drafts, server__slots=3, workload__requests=12, **cells)
+    found = run(world, check=True).summary
+    assert found["failed"] == 0 < found["completed"]
+    assert 0 < found["speculation"]["accepted_tokens"] < found["speculation"]["drafted_tokens"]
 
 
 def test_windows_have_checkpoints_too():

@@ -2,8 +2,9 @@
 
     python -m tests.real_engine.llamacpp.record_memory OUT.json
 
-Tiny models with the layers of today's, of random weights, are loaded with 1 and with 64 sequences; the sizes are those
-that the library logs (``llama_kv_cache: size =``, ``llama_memory_recurrent: size =``), in MiB.
+Tiny models with the layers of today's, of random weights, are loaded with 1 and with 64 sequences, and with 64 whose
+states can take back 3 tokens (``64+3``). The sizes are those that the library logs, in MiB: ``llama_kv_cache: size =``,
+``llama_memory_recurrent: size =``.
 """
 
 import ctypes
@@ -30,12 +31,13 @@ def _log(_level, text, _data):
     _logged.append(text.decode(errors="replace"))
 
 
-def record(path, sequences):
+def record(path, sequences, snapshots=0):
     """MiB of the caches of tokens and of the states."""
     _logged.clear()
     model = api.llama_model_load_from_file(str(path).encode(), api.llama_model_default_params())
     asked = api.llama_context_default_params()
     asked.n_ctx, asked.n_seq_max, asked.n_batch, asked.n_ubatch, asked.kv_unified = CELLS, sequences, 64, 64, False
+    asked.n_rs_seq = snapshots
     context = api.llama_init_from_model(model, asked)
     found = Counter()
     for name, size in SIZE.findall("".join(_logged)):
@@ -53,7 +55,7 @@ def main(out):
         for name, config in HYBRIDS.items():
             path = Path(folder) / "tiny.gguf"
             random_gguf.write(path, config, "q8_0")
-            found[name] = {str(n): record(path, n) for n in (1, 64)}
+            found[name] = {str(n): record(path, n) for n in (1, 64)} | {"64+3": record(path, 64, 3)}
     header = {"llama-cpp-python": llama_cpp.__version__, "cells": CELLS}
     Path(out).write_text(json.dumps(header | {"models": found}, indent=1) + "\n")
 
