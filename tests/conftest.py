@@ -3,10 +3,13 @@
 Each process has one BLAS thread: several processes with several threads each would fight over the cores.
 """
 
+import gc
 import os
 import signal
 
 import pytest
+
+gc.disable()  # Until tests run: nearly all that is made before stays.
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # for the commands that tests start
 os.environ["KVSIM_PROFILES"] = os.path.join(os.path.dirname(__file__), "no-profiles")  # none of this user's own
@@ -38,6 +41,13 @@ providers._get_local_constants = providers.Constants
 
 np.ones((2, 2)) @ np.ones((2, 2))  # loads the library, so that there is something to limit
 threadpool_limits(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    """Leave what tests are made of, a million objects, out of every garbage collection to come."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
