@@ -29,7 +29,7 @@ WITHOUT_RULE: tuple[str, ...] = ()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(available()))
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenario=scenarios(schedulers=SCHEDULERS), detail=st.sampled_from(DETAILS))
 def test_any_number_of_steps_at_a_time_gives_the_same_run(name, scenario, detail):
     together = outcome(scenario, name, most_steps=ALL, detail=detail)
