@@ -6,10 +6,9 @@ Each process has one BLAS thread: several processes with several threads each wo
 import gc
 import os
 import signal
+from pathlib import Path
 
 import pytest
-
-gc.disable()  # Until tests run: nearly all that is made before stays.
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # for the commands that tests start
 os.environ["KVSIM_PROFILES"] = os.path.join(os.path.dirname(__file__), "no-profiles")  # none of this user's own
@@ -24,6 +23,8 @@ from hypothesis.internal.conjecture import providers
 from threadpoolctl import threadpool_limits
 
 from real_engine import load_model
+
+gc.disable()  # Until tests run: nearly all that is made before stays.
 
 # A test must not fail by luck: hypothesis draws the same examples in every run, unless HYPOTHESIS=random is set.
 # On a busy machine an example may take any time, so that none fails for having been slow.
@@ -54,6 +55,16 @@ def pytest_runtestloop():
 def smollm2():
     """The real model, loaded once; tests that use it skip where ``SMOLLM2_MISSING`` says that it is not there."""
     return load_model("smollm2")
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Saved figures are files with hardly anything in them, where a test is of what stands beside the pictures."""
+
+    def save(figure, out, **options):
+        out.write_bytes(b"PNG") if isinstance(out, Path) else out.write(b"PNG")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
 
 
 @pytest.fixture
