@@ -6,6 +6,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -81,7 +82,7 @@ class SteppedServer(RecordedServer):
         """See ``Attention.skips``."""
         return self.kernel in SKIPPING
 
-    @property
+    @cached_property
     def samples(self) -> list[Sample]:
         """Its steps for a fit; ``SAMPLES_OF_ORIGIN`` consecutive steps have an origin."""
         return [
