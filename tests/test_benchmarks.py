@@ -249,12 +249,12 @@ def test_a_sample_belongs_to_the_innermost_function_of_a_part() -> None:
 
 @pytest.mark.slow
 def test_shares_of_time_are_told() -> None:
-    done = ran(shares.main, "paged", "--scheduler=vllm", "--scheduler=llama-server", "--requests", "0.01", "--json")
+    done = ran(shares.main, "paged", "--scheduler=vllm", "--scheduler=llama-server", "--requests", "0.004", "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)["runs"]
     assert [run["scheduler"] for run in found] == ["vllm", "llama-server"]
     for run in found:
-        assert run["requests"] == 500
+        assert run["requests"] == 200
         assert run["samples"] > 0
         assert sum(run["parts"].values()) == pytest.approx(1)
     (table, most) = shares.parts_of(found)

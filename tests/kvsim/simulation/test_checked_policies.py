@@ -214,7 +214,7 @@ EACH = {
 @pytest.mark.parametrize(("policy", "scheduler"), sorted(EACH))
 def test_what_is_right_passes_and_changes_nothing(policy, scheduler):
     asked = load_scenario(
-        "chat", server__scheduler=scheduler, workload__requests=8, workload__rate=100.0, cache__cells=1024
+        "chat", server__scheduler=scheduler, workload__requests=4, workload__rate=100.0, cache__cells=1024
     )
     looked_at, as_it_is = [run(asked, policy, check=check) for check in (True, False)]
     del looked_at.summary["wall_s"], as_it_is.summary["wall_s"]

@@ -18,6 +18,7 @@ def crowded(**changes):
     return load_scenario("gpu-chat", **few | changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["vllm", "llama-server", "static"])
 @pytest.mark.parametrize("policy", ["vllm", "ring", "growing", "full-compaction", "contiguous", "chunked"])
 def test_steps_taken_together_on_a_device_are_those_placed_chunk_by_chunk(policy, scheduler):

@@ -7,7 +7,7 @@ from scipy import stats
 from tests.worlds import GivenTimes, scenario, serve
 from workloads import Fixed, Synthetic, poisson_gaps
 
-RATE, MEAN_SERVICE, REQUESTS, WARM_UP, REPLICATIONS = 0.7, 1.0, 2500, 500, 8
+RATE, MEAN_SERVICE, REQUESTS, WARM_UP, REPLICATIONS = 0.7, 1.0, 2500, 500, 5
 MOST_TOKENS = 2**15
 """Above the longest request that is drawn; each further cell would be looked at in every pass, and change nothing."""
 WORLD = scenario(

@@ -70,8 +70,15 @@ def test_passes_that_never_were_are_not_warned_of():
     assert run(given_scenario).warnings == ()
 
 
-@pytest.mark.parametrize("router", ["round-robin", "least-load", "smg/cache_aware"])
-@pytest.mark.parametrize("name", ["chat", "assistant", "identical"])
+@pytest.mark.parametrize(
+    ("name", "router"),
+    [
+        ("chat", "round-robin"),
+        ("identical", "least-load"),
+        ("assistant", "least-load"),
+        ("assistant", "smg/cache_aware"),
+    ],
+)
 def test_every_request_is_served_once(name, router):
     given_scenario = load_scenario(name, cluster__replicas=3, cluster__router=router)
     result = run(given_scenario, "vllm", detail="tables")
