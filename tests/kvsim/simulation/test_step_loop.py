@@ -93,8 +93,8 @@ CROWDED = (
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CROWDED)
 def test_a_crowded_cache_is_the_same_run(name):
-    """Batches that are cut, moves, windows and failures for 200 requests, under the preset's own scheduler."""
-    scenario = load_scenario("chat", workload__requests=200)
+    """Batches that are cut, moves, windows and failures for 100 requests, under the preset's own scheduler."""
+    scenario = load_scenario("chat", workload__requests=100)
     assert outcome(scenario, name, most_steps=NONE, detail="cache") == outcome(scenario, name, detail="cache")
 
 
