@@ -74,6 +74,7 @@ def test_a_request_has_the_same_luck_under_every_policy():
     assert [len(each) for each in counts.values()] == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vllm", "two-level-pages", "paged-window", "llama.cpp-b6975", "sliding-window"])
 def test_what_is_rejected_leaves_nothing_behind(policy):
     scenario = load_scenario({**FEW, "speculation": DRAFTS})

@@ -136,6 +136,7 @@ PAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "way", "said"), [*(("/completion", way, said) for way, said in EVENTS), *PAGES])
 def test_what_a_server_says_while_it_is_measured(path, way, said, tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "_ending", lambda _: lambda found: len(found.runs) >= 8)

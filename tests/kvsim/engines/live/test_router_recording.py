@@ -92,6 +92,7 @@ def test_a_router_is_recorded_and_ended(installed):
     assert (found.agree, found.total, found.era) == (9, 9, "vllm-router 9.9, round_robin")
 
 
+@pytest.mark.slow
 def test_a_router_ends_with_the_command_that_is_killed(installed):
     words = [sys.executable, "-m", "kvsim", *RECORD, "--requests", "2000"]
     with subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL) as process:
@@ -107,6 +108,7 @@ def test_a_router_ends_with_the_command_that_is_killed(installed):
     assert not list(installed.glob("*.jsonl.gz"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -250,6 +250,7 @@ def test_all_requests_end_nothing_leaks_and_each_byte_is_a_block_that_was_read(r
     assert (done["started_s"] >= done["arrival_s"]).all()
 
 
+@pytest.mark.slow
 @given(apart_scenarios())
 @settings(deadline=None, max_examples=18, phases=(Phase.explicit, Phase.generate))
 def test_servers_that_run_ahead_change_nothing(random_scenario):

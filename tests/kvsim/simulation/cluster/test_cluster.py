@@ -54,6 +54,7 @@ def test_one_server_behind_a_router_is_what_it_is_alone(random_scenario, policy)
     assert figures(run_cluster, random_scenario, policy) == alone
 
 
+@pytest.mark.slow
 @given(scenarios(), st.sampled_from(POLICIES), st.sampled_from(ROUTERS), st.integers(2, 4))
 @settings(deadline=None, max_examples=30, phases=(Phase.explicit, Phase.generate))
 def test_servers_that_run_ahead_change_nothing(random_scenario, policy, router, replicas):
