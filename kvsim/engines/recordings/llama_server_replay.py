@@ -369,14 +369,15 @@ def state_header(scenario: Scenario, records: Iterable[Mapping[str, Any]]) -> in
     Today's, unless only the earlier one gives the recorded sizes of the whole host cache.
     """
     policy = build_policy(scenario)
-    held: list[tuple[list[int], float]] = []
+    held: list[tuple[list[tuple[int, int]], float]] = []
     for record in records:
         if record.get("kind") == "host_cache":
             held.append(([], record["mib"]))
         elif record.get("kind") == "host_entry" and held:
-            held[-1][0].append(record["tokens"])
+            held[-1][0].append((record["tokens"], record.get("checkpoints", 0)))
     for header in (STATE_HEADER, _EARLIER_STATE_HEADER):
         size = size_of_states(scenario, policy, header)
-        if all(float(f"{sum(map(size.of, tokens)) / MIB:.3f}") == mib for tokens, mib in held):
+        sums = [sum(size.of(tokens) + made * size.of_checkpoint(0) for tokens, made in entries) for entries, _ in held]
+        if all(float(f"{total / MIB:.3f}") == mib for total, (_, mib) in zip(sums, held, strict=True)):
             return header
     return STATE_HEADER

@@ -21,11 +21,13 @@ def scenario_of(header: Record) -> tuple[Scenario, bool]:
     if "cache__cells" not in keys:
         keys["cache__cells"] = int(header["server"]["n_ctx"])
     told, server = header.get("model", {}), header["server"]
+    model = model_of_file(str(told.get("file", "")))
     if "state_bytes" in told:
         keys |= {"cache__policy": "hybrid", "model__state_mib": told["state_bytes"] / 2**20}
     elif "states_mib" in server:
-        keys |= {"cache__policy": "hybrid", "model__state_mib": server["states_mib"] / server["states"]}
+        keys["cache__policy"] = "hybrid"
+        if model is None:  # The log rounds it to hundredths.
+            keys["model__state_mib"] = server["states_mib"] / server["states"]
     elif "window" in told:
         keys |= {"cache__policy": "sliding-window", "cache__window": told["window"]}
-    model = model_of_file(str(told.get("file", "")))
     return load_scenario({"model": {} if model is None else {"name": model}}, **keys), model is not None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.model.cache_groups import MemoryShape
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.schedulers.slots import DecisionLog, no_log
 from policies import Content, Exported, Group, Policy
@@ -79,11 +80,12 @@ class StateSize:
         self,
         groups: tuple[Group, ...],
         cell_bytes: float,
-        layers: int,
+        layers: float,
         state_bytes: int | None = None,
         header: int = STATE_HEADER,
     ):
-        """``cell_bytes``: of a token in all of the ``layers``. ``state_bytes``: of a state; None where there is none.
+        """``cell_bytes``: of a token in all of the ``layers``, of which one that has no V counts half.
+        ``state_bytes``: of a state with types and sizes of its layers; None where there is none.
         ``header``: bytes of a saved state of one group besides."""
         self._groups, self._cell_bytes, self._layers = groups, cell_bytes, layers
         self._header = header - _PER_GROUP
@@ -106,8 +108,15 @@ class StateSize:
 
 def size_of_states(scenario: Scenario, policy: Policy, header: int = STATE_HEADER) -> StateSize:
     """The sizes of states that a policy saves in a scenario."""
-    state_bytes = scenario.model.state_bytes if policy.holds_states else None
-    return StateSize(policy.groups, scenario.cell_bytes, scenario.model.shape.n_layers, state_bytes, header)
+    shape, state_bytes, layers = scenario.model.shape, None, float(scenario.model.shape.n_layers)
+    keeping = 0
+    if isinstance(shape, MemoryShape):
+        # A latent has no V beside it.
+        layers = sum(group.layers / (2 if group.kind == "latent" else 1) for group in shape.cells)
+        keeping = sum(group.layers for group in shape.states)
+    if policy.holds_states:
+        state_bytes = scenario.model.state_bytes + _PER_LAYER * keeping
+    return StateSize(policy.groups, scenario.cell_bytes, layers, state_bytes, header)
 
 
 class HostPromptCache:
