@@ -8,7 +8,7 @@ Each run is an isolated process on one core; its clock starts after the imports 
 interleaved: each makes every run once, and bare SimPy's timeouts once for each preset. A figure is the median over the
 rounds, a ratio one of medians, with a 95 % bootstrap interval from 2,000 resamples of whole rounds. Beside the table
 stand figures of other simulators, which are not run here but scaled by a measured ratio of two machines
-(``benchmarks.peers``).
+(``benchmarks.preset_tables``).
 
 With ``--million`` it makes the runs of ``benchmarks.million`` instead.
 """

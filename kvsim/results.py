@@ -1,4 +1,4 @@
-"""Folders for results."""
+"""Folders for results, and files that a user names, which are read whole if no larger than such a file can be."""
 
 from __future__ import annotations
 
@@ -70,3 +70,18 @@ def results_folder(folder: str | Path) -> Iterator[ResultsFolder]:
         yield out
     except OSError as e:
         raise UserError(f"{out.path}: cannot write results: {e.strerror or e}") from None
+
+
+MEGABYTE = 1_000_000
+
+
+def text_of(path: Path, most: int, encoding: str = "utf-8") -> str:
+    """The text of a file, of which at most ``most`` bytes are read; a pipe or a device may have no end.
+
+    Raises ``UserError`` if there are more, ``OSError`` and ``UnicodeDecodeError``.
+    """
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise UserError(f"{path}: more than {most / MEGABYTE:g} MB; such a file is smaller")
+    return data.decode(encoding)

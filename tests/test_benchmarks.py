@@ -9,7 +9,7 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from benchmarks import million, peers, presets, runs, sampling, scale, shares, speed
+from benchmarks import million, preset_tables, presets, runs, sampling, scale, shares, speed
 from benchmarks import sweep as sweeping
 from benchmarks.vidur import Vidur, VidurError
 from tests.paths import ROOT
@@ -128,7 +128,7 @@ def test_presets_are_compared_in_one_table(made_up, tmp_path: Path) -> None:
 
 
 def test_figures_of_other_simulators_are_scaled(made_up, tmp_path: Path) -> None:
-    assert peers.machines([0.76e6, 3.04e6, 0.1e6]) == 0.5
+    assert preset_tables.machines([0.76e6, 3.04e6, 0.1e6]) == 0.5
     options = ("--only=paged", "--scheduler=vllm", "--detail=requests", "--rounds=1", "--out", str(tmp_path / "a.json"))
     done = ran(presets.main, *options, "--markdown", str(tmp_path / "b.md"))
     assert done.exit_code == 0, done.output

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvsim.errors import UserError, no_such
-from kvsim.files import MEGABYTE, text_of
+from kvsim.results import MEGABYTE, text_of
 
 Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 USUAL_BUS = "PCIe 4.0 x16"

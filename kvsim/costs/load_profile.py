@@ -12,7 +12,7 @@ from kvsim.costs.profile import FORMAT, Profile
 from kvsim.costs.served import ADAPTED, ESTIMATE, Served
 from kvsim.costs.shipped import is_shipped, shipped_names, shipped_text
 from kvsim.errors import UserError, choices
-from kvsim.files import MEGABYTE, text_of
+from kvsim.results import MEGABYTE, text_of
 
 _MOST_BYTES = 16 * MEGABYTE
 """Largest file that is read as a profile; those that ship have at most 70 kB."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UserError
-from kvsim.scenario.rate_scaling import scale_rate
+from kvsim.scenario.named_workloads import scale_rate
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.run import run
 from policies import PolicyFactory

@@ -12,9 +12,8 @@ from pydantic import PrivateAttr
 
 from kvsim.errors import UserError, counted
 from kvsim.experiments.length_tail import Headroom, headroom
-from kvsim.scenario.named_workloads import named_section
+from kvsim.scenario.named_workloads import named_section, scale_rate
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
-from kvsim.scenario.rate_scaling import scale_rate
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.scenario.trace_sections import TraceWorkload
 from workloads import Prefixes, Request, Workload

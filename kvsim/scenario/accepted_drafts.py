@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UserError
-from kvsim.files import MEGABYTE, text_of
+from kvsim.results import MEGABYTE, text_of
 
 _VLLM = re.compile(
     r"^vllm:spec_decode_num_(drafts|accepted_tokens_per_pos)(?:_total)?(?:\{(.*)\})? ([0-9.eE+]+)$", re.M

@@ -23,8 +23,8 @@ from pydantic_core import ErrorDetails
 import workloads
 from kvsim.costs.shipped import is_shipped
 from kvsim.errors import UserError, choices, did_you_mean, no_such, unknown
-from kvsim.files import MEGABYTE, text_of
 from kvsim.model.engine_versions import ENGINE_VERSIONS, LLAMACPP_B4666, PRESENT, EngineVersion
+from kvsim.results import MEGABYTE, text_of
 from kvsim.scenario.builtin import builtin_names, builtin_text
 from kvsim.scenario.cluster_section import ClusterSection, ServersSection
 from kvsim.scenario.content import content_of

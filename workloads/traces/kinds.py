@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +24,6 @@ from workloads.traces.mooncake import MooncakeTrace
 from workloads.traces.observed import ObservedTrace
 from workloads.traces.own_logs import NAMES, LogTrace, log_form, why_no_log
 from workloads.traces.parquet import PARQUET
-from workloads.traces.plugins import others
 from workloads.traces.ragpulse import RagPulseTrace
 from workloads.traces.recorded import LINES, RecordedTrace
 from workloads.traces.row_trace import RowTrace
@@ -237,3 +239,45 @@ def _registered_kind(names: Sequence[str], format: str) -> str | None:
         if issubclass(reader, RowTrace) and reader.format == format and set(reader.columns) <= set(names):
             return kind
     return None
+
+
+ENTRY_POINT_GROUP = "kvsim.readers"
+"""Where other packages register readers: subclasses of ``Trace``, by the kind of trace that they read."""
+
+_NAME = re.compile(r"[\w.+@-]+")
+
+
+class ReaderWarning(UserWarning):
+    """A registered reader was left out. The message is one line."""
+
+
+def others(taken: Container[str]) -> dict[str, type[Trace]]:
+    """The registered readers by kind, but those that cannot be imported or whose kind is taken: a warning says so."""
+    found = {}
+    for kind, reader, fault in _registered(entry_points):
+        fault = fault or (f"{kind!r} is a kind of trace already" if kind in taken or kind in found else "")
+        if reader is None or fault:
+            warnings.warn(f"reader {kind!r} is left out: {fault}", ReaderWarning, stacklevel=2)
+        else:
+            found[kind] = reader
+    return found
+
+
+@cache
+def _registered(
+    search: Callable[..., Iterable[EntryPoint]],
+) -> list[tuple[str, type[Trace] | None, str]]:
+    """Kind, reader and fault of each entry point, by kind; looked for once in a process."""
+    found: list[tuple[str, type[Trace] | None, str]] = []
+    for point in sorted(search(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
+        fault, reader = "", None
+        try:
+            reader = point.load()
+        except (Exception, SystemExit) as e:
+            fault = f"it cannot be imported: {type(e).__name__}: {next(iter(str(e).splitlines()), '')}"
+        if not fault and not (isinstance(reader, type) and issubclass(reader, Trace)):
+            fault = f"a subclass of workloads.api.Trace is expected, got {reader!r:.60}"
+        elif not _NAME.fullmatch(point.name):
+            fault = "letters, digits and any of . _ + @ - are accepted in its name"
+        found.append((point.name, reader, fault))
+    return found

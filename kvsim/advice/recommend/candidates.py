@@ -23,7 +23,6 @@ from kvsim.advice.recommend.families import (
     SettingsFamily,
     TargetEngine,
 )
-from kvsim.advice.recommend.kv_loss import narrow_note
 from kvsim.costs.memory_plan import Plan
 from kvsim.costs.memory_settings import Engine
 from kvsim.costs.profile import Profile
@@ -34,6 +33,12 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.scenario.server_defaults import TODAYS_SERVERS
 from workloads import named_rng
 
+PERPLEXITY = {
+    ("q8_0", "q8_0"): 1.0012,
+    ("q8_0", "q4_0"): 1.0042,
+    ("q4_0", "q4_0"): 1.0841,
+}
+"""Perplexity relative to f32 by types of K and V: smollm2 on 660 tokens of English, measured by ``kvsim accuracy``."""
 ENGINES = ("llamacpp", "vllm", "both", "any")
 """Engines that can be asked for; ``any`` includes layouts that no engine has."""
 _MEASURED: dict[str, TargetEngine] = {"llama": "llamacpp", "vllm": "vllm"}
@@ -258,3 +263,14 @@ def measured_engine(profile: Profile) -> TargetEngine | None:
     """The engine that a profile was measured on; None for kvsim's own, whose kernels stand for those of all engines."""
     name = profile.engine.lower()
     return next((engine for begins, engine in _MEASURED.items() if name.startswith(begins)), None)
+
+
+def narrow_note(type_k: str, type_v: str) -> list[str]:
+    """A line on what is lost with K and V in these types; none for 16 bits and more."""
+    if (known := PERPLEXITY.get((type_k, type_v))) is not None:
+        return [f"K and V in {type_k} cost accuracy: {known:.4f} times the perplexity of f32, on smollm2"]
+    if type_k == "fp8":
+        return [
+            "K and V in fp8 cost accuracy; how much was not measured here: compare answers before you serve with it"
+        ]
+    return []

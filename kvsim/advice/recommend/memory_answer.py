@@ -14,7 +14,7 @@ from kvsim.advice.memory.engine_flags import Flags, command_line, flags_dict, la
 from kvsim.advice.memory.flag_effects import Effect, effects
 from kvsim.advice.memory.ollama import OllamaSettings, ollama_settings
 from kvsim.advice.recommend.advice import Advice
-from kvsim.advice.recommend.kv_loss import PERPLEXITY
+from kvsim.advice.recommend.candidates import PERPLEXITY
 from kvsim.costs.memory_plan import Plan, default_batch, plan
 from kvsim.costs.memory_settings import CONTEXT_UNIT, ENGINE_TITLES, PLAN_ENGINES, Engine
 from kvsim.costs.vllm_profile import serve_defaults

@@ -18,9 +18,8 @@ from kvsim.advice.recommend.advice import Advice
 from kvsim.advice.recommend.candidates import NOW, REASONS, SearchSpace
 from kvsim.advice.recommend.finalists import RULE, Finalist, RuledOut, TopTwo
 from kvsim.advice.recommend.fleet import Fleet
-from kvsim.advice.recommend.fleet_words import fleet_in_words
 from kvsim.advice.recommend.limits import limits_of
-from kvsim.advice.recommend.spoken import figures, spoken, spoken_load, title
+from kvsim.advice.recommend.spoken import figures, fleet_in_words, spoken, spoken_load, title
 from kvsim.advice.recommend.trials import LOWEST_LOAD
 from kvsim.costs.memory_settings import Engine
 from kvsim.errors import counted

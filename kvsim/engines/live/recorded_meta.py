@@ -13,8 +13,7 @@ from kvsim.engines.live.address import Address
 from kvsim.engines.live.recorded_lines import Record
 from kvsim.engines.live.recording_journal import RecordingJournal
 from kvsim.engines.live.served import model_of
-from kvsim.engines.live.settings import ServerSettings
-from kvsim.engines.live.started_with import about_server
+from kvsim.engines.live.settings import ServerSettings, about_server
 from kvsim.engines.live.traffic import SendingStopped
 from kvsim.errors import UserError
 from kvsim.machine import processor, system_load

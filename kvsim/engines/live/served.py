@@ -12,8 +12,7 @@ from typing import Any
 
 from kvsim.advice.memory.command_line import engine_flags, llamacpp_keys, whole
 from kvsim.engines.live.address import Address, address_of
-from kvsim.engines.live.settings import ServerSettings, ask_settings
-from kvsim.engines.live.started_with import shares_cache
+from kvsim.engines.live.settings import ServerSettings, ask_settings, shares_cache
 from kvsim.errors import UserError, counted
 from kvsim.model.engine_shapes import gguf_path
 from kvsim.model.engine_versions import PRESENT

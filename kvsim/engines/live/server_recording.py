@@ -15,8 +15,14 @@ from kvsim.engines.live.prompts import FIRST_MARK, Prompts, Vocabulary
 from kvsim.engines.live.recorded_lines import Record, latencies, llama_server_records, openai_records
 from kvsim.engines.live.recorded_meta import Asking, Run, llama_server_meta, openai_meta
 from kvsim.engines.live.recording_journal import Head, RecordingJournal, digest, done_requests, remaining
-from kvsim.engines.live.settings import ServerSettings, ask_counters, ask_settings
-from kvsim.engines.live.started_with import about_server, flags_of_log, flags_of_server
+from kvsim.engines.live.settings import (
+    ServerSettings,
+    about_server,
+    ask_counters,
+    ask_settings,
+    flags_of_log,
+    flags_of_server,
+)
 from kvsim.engines.live.traffic import Exchange, SendingStopped, send_traffic
 from kvsim.engines.live.vocabulary import find_vocabulary
 from kvsim.engines.recordings.llama_server_log import ServerLog, last_mark, read_log

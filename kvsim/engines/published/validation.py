@@ -124,7 +124,7 @@ class PublishedValidation:
 
     def plot(self) -> Figure:
         """Draw predicted against measured TTFT, TPOT and throughput."""
-        from kvsim.reports.published_plots import published_figure
+        from kvsim.reports.recorded_plots import published_figure
 
         return published_figure(self)
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import kvsim
-from kvsim.scenario.named_workloads import NAMED, named_section, named_text
-from kvsim.scenario.rate_scaling import mean_rate, scale_rate
+from kvsim.scenario.named_workloads import NAMED, mean_rate, named_section, named_text, scale_rate
 from tests.kvsim.cli.answers import complaint
 from tests.traces import SHARED, needs_shared
 from tests.worlds import command

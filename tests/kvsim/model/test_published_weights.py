@@ -5,8 +5,8 @@ import pytest
 from kvsim.costs.memory_plan import plan
 from kvsim.costs.memory_settings import PlanSettings, weight_parts
 from kvsim.model.config_shapes import shape_of_config, shipped_configs
+from kvsim.model.config_weights import stored_type
 from kvsim.model.memory_shapes import config_fields, memory_shape
-from kvsim.model.published_weights import stored_type
 from tests.kvsim.model.test_memory_shapes import config
 
 GB, GIB = 10**9, 1 << 30

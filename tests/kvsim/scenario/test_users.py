@@ -10,7 +10,7 @@ import kvsim
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import read_traffic
 from kvsim.scenario.assumptions import assumptions
-from kvsim.scenario.rate_scaling import scale_rate
+from kvsim.scenario.named_workloads import scale_rate
 from kvsim.scenario.scenario import load_scenario
 from kvsim.scenario.users import users_section
 from tests.worlds import command

@@ -12,8 +12,8 @@ from kvsim.scenario.trace_files import trace_scenario
 from tests.paths import ROOT
 from tests.traces import lines, message_of
 from workloads import AzureTrace, Request, WorkloadError, open_trace, sniff
-from workloads.traces import plugins
-from workloads.traces.plugins import ReaderWarning, others
+from workloads.traces import kinds
+from workloads.traces.kinds import ReaderWarning, others
 
 PAGE = (ROOT / "docs" / "add-a-reader.md").read_text(encoding="utf-8")
 ROW = '{"ms": %d, "in": %d, "out": %d, "status": %d}'
@@ -33,7 +33,7 @@ class Point:
 
 
 def register(monkeypatch, *points):
-    monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == "kvsim.readers" else [])
+    monkeypatch.setattr(kinds, "entry_points", lambda group: points if group == "kvsim.readers" else [])
 
 
 @pytest.fixture

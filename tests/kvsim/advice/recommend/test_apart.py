@@ -8,8 +8,8 @@ from kvsim.advice.recommend.apart import Apart, find_apart
 from kvsim.advice.recommend.candidates import Candidate
 from kvsim.advice.recommend.finalists import Finalist
 from kvsim.advice.recommend.fleet import Fleet
-from kvsim.advice.recommend.fleet_words import fleet_in_words
 from kvsim.advice.recommend.slo import read_slo
+from kvsim.advice.recommend.spoken import fleet_in_words
 from kvsim.advice.recommend.trials import TrialOutcome
 from kvsim.scenario.scenario import load_scenario
 

@@ -11,9 +11,8 @@ import workloads
 from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.under_load import host_share
-from kvsim.engines.published.front_end import FrontEndClients
 from kvsim.engines.published.points import read_points
-from kvsim.engines.published.replay import Outcome, Prediction, replay_point
+from kvsim.engines.published.replay import FrontEndClients, Outcome, Prediction, replay_point
 from kvsim.engines.published.servers import FRONT_END
 from kvsim.engines.published.validation import PublishedValidation, validate_published
 from kvsim.errors import UserError

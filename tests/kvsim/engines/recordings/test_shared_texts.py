@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.engines.recordings.shared_texts import SharedTexts
+from kvsim.engines.recordings.from_llama_server import SharedTexts
 from workloads.request import SOURCES, answer_of
 
 TEXTS = st.lists(
