@@ -6,30 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvsim.model.family_keys import (
-    Fields,
-    bailing_keys,
-    bamba_keys,
-    falcon_h1_keys,
-    gemma3n_keys,
-    granite_keys,
-    hy4_keys,
-    index_keys,
-    jamba_keys,
-    kimi_linear_keys,
-    lfm2_keys,
-    llama4_keys,
-    longcat_keys,
-    minicpm3_keys,
-    minimax_keys,
-    nemotron_h_keys,
-    olmo_hybrid_keys,
-    plamo2_keys,
-    qwen3_next_keys,
-    sarvam_keys,
-    zamba2_keys,
-)
-from kvsim.model.recurrent_keys import only_mamba2_keys, only_mamba_keys, rwkv6_keys, rwkv7_keys
+from kvsim.model import family_keys as keys
+from kvsim.model import recurrent_keys
+from kvsim.model.family_keys import Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +66,12 @@ _INDEX = ("q_lora_rank", "index_n_heads", "index_head_dim")
 _RANKS = ("decay_rank", "mix_rank", "gate_rank", "value_rank")
 _EXPERTS = ("num_local_experts", "num_experts_per_tok")
 _QWEN3_NEXT = Family(
-    state="gated_delta_net", qk_norm=True, gated_attention=True, gated_shared=True, adapt=qwen3_next_keys
+    state="gated_delta_net", qk_norm=True, gated_attention=True, gated_shared=True, adapt=keys.qwen3_next
 )
 _LFM2 = Family(
-    qk_norm=True, tied=True, state="short_convolution", takes_back=True, adapt=lfm2_keys, needed=("layer_types",)
+    qk_norm=True, tied=True, state="short_convolution", takes_back=True, adapt=keys.lfm2, needed=("layer_types",)
 )
+_MINIMAX = Family(state="lightning", vllm_until="0.23.0", adapt=keys.minimax, needed=("layer_types", *_EXPERTS))
 _QWEN3_5_SHAPE = (
     ("head_dim", 256),
     ("vocab_size", 248320),
@@ -130,7 +110,7 @@ FAMILIES: dict[str, Family] = {
         tied=True,
         pattern=5,
         llamacpp_windows=True,
-        adapt=gemma3n_keys,
+        adapt=keys.gemma3n,
         defaults=(
             ("num_attention_heads", 8),
             ("num_key_value_heads", 2),
@@ -145,32 +125,32 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "cohere2": Family(norms=1, tied=True, pattern=4, llamacpp_windows=True),
-    "llama4_text": Family(llamacpp_windows=True, needed=("attention_chunk_size", *_EXPERTS), adapt=llama4_keys),
+    "llama4_text": Family(llamacpp_windows=True, needed=("attention_chunk_size", *_EXPERTS), adapt=keys.llama4),
     "gpt_oss": Family(qkv_bias=True, o_bias=True, sinks=True, pattern=2, llamacpp_windows=True, needed=_EXPERTS),
     "deepseek_v2": Family(needed=_LATENT),
     "deepseek_v3": Family(needed=_LATENT, corrected=True),
-    "deepseek_v32": Family(needed=_LATENT + _INDEX, corrected=True, adapt=index_keys),
-    "glm_moe_dsa": Family(needed=_LATENT + _INDEX, corrected=True, adapt=index_keys),
-    "hy_v4": Family(needed=_LATENT + _INDEX, corrected=True, sinks=True, adapt=hy4_keys),
+    "deepseek_v32": Family(needed=_LATENT + _INDEX, corrected=True, adapt=keys.index),
+    "glm_moe_dsa": Family(needed=_LATENT + _INDEX, corrected=True, adapt=keys.index),
+    "hy_v4": Family(needed=_LATENT + _INDEX, corrected=True, sinks=True, adapt=keys.hy4),
     "kimi_k2": Family(needed=_LATENT, corrected=True),
     "axk1": Family(needed=_LATENT, corrected=True, normed_experts=True, only="vllm"),
     "glm4_moe_lite": Family(needed=_LATENT, corrected=True),
-    "minicpm3": Family(needed=_LATENT, tied=True, expanded=True, adapt=minicpm3_keys),
-    "longcat_flash": Family(needed=_LATENT, corrected=True, adapt=longcat_keys, only="vllm"),
+    "minicpm3": Family(needed=_LATENT, tied=True, expanded=True, adapt=keys.minicpm3),
+    "longcat_flash": Family(needed=_LATENT, corrected=True, adapt=keys.longcat, only="vllm"),
     "mistral4": Family(needed=_LATENT),
-    "sarvam_mla": Family(needed=_LATENT, corrected=True, adapt=sarvam_keys, only="vllm"),
+    "sarvam_mla": Family(needed=_LATENT, corrected=True, adapt=keys.sarvam, only="vllm"),
     "youtu": Family(needed=_LATENT, tied=True),
     "minimax_m2": Family(qk_norm=True, whole_qk_norm=True, needed=_EXPERTS, corrected=True),
-    "mamba": Family(norms=1, tied=True, state="mamba", adapt=only_mamba_keys),
-    "falcon_mamba": Family(norms=1, tied=True, state="mamba", adapt=only_mamba_keys),
-    "mamba2": Family(norms=1, state="mamba2", adapt=only_mamba2_keys),
-    "rwkv6": Family(norms=4, outer_norms=4, state="rwkv6", adapt=rwkv6_keys, only="llamacpp"),
-    "rwkv7": Family(norms=4, outer_norms=4, state="rwkv7", adapt=rwkv7_keys, only="llamacpp", needed=_RANKS),
-    "jamba": Family(state="mamba", adapt=jamba_keys),
-    "bamba": Family(state="mamba2", vllm_until="0.23.0", adapt=bamba_keys, needed=("attn_layer_indices",)),
-    "granitemoehybrid": Family(state="mamba2", adapt=granite_keys, needed=("layer_types", "shared_intermediate_size")),
-    "falcon_h1": Family(state="mamba2", adapt=falcon_h1_keys),
-    "nemotron_h": Family(norms=1, gated=False, state="mamba2", takes_back=True, corrected=True, adapt=nemotron_h_keys),
+    "mamba": Family(norms=1, tied=True, state="mamba", adapt=recurrent_keys.only_mamba),
+    "falcon_mamba": Family(norms=1, tied=True, state="mamba", adapt=recurrent_keys.only_mamba),
+    "mamba2": Family(norms=1, state="mamba2", adapt=recurrent_keys.only_mamba2),
+    "rwkv6": Family(norms=4, outer_norms=4, state="rwkv6", adapt=recurrent_keys.rwkv6, only="llamacpp"),
+    "rwkv7": Family(norms=4, outer_norms=4, state="rwkv7", adapt=recurrent_keys.rwkv7, only="llamacpp", needed=_RANKS),
+    "jamba": Family(state="mamba", adapt=keys.jamba),
+    "bamba": Family(state="mamba2", vllm_until="0.23.0", adapt=keys.bamba, needed=("attn_layer_indices",)),
+    "granitemoehybrid": Family(state="mamba2", adapt=keys.granite, needed=("layer_types", "shared_intermediate_size")),
+    "falcon_h1": Family(state="mamba2", adapt=keys.falcon_h1),
+    "nemotron_h": Family(norms=1, gated=False, state="mamba2", takes_back=True, corrected=True, adapt=keys.nemotron_h),
     "plamo2": Family(
         norms=4,
         tied=True,
@@ -179,28 +159,25 @@ FAMILIES: dict[str, Family] = {
         whole_qk_norm=True,
         state="plamo_mamba",
         vllm_until="0.26.0",
-        adapt=plamo2_keys,
+        adapt=keys.plamo2,
     ),
-    "zamba2": Family(norms=1, tied=True, state="mamba2", adapt=zamba2_keys, only="vllm", needed=("layer_types",)),
+    "zamba2": Family(norms=1, tied=True, state="mamba2", adapt=keys.zamba2, only="vllm", needed=("layer_types",)),
     "lfm2": _LFM2,
     "lfm2_moe": replace(_LFM2, corrected=True),
     "olmo_hybrid": Family(
-        state="gated_delta_net", qk_norm=True, whole_qk_norm=True, adapt=olmo_hybrid_keys, only="vllm"
+        state="gated_delta_net", qk_norm=True, whole_qk_norm=True, adapt=keys.olmo_hybrid, only="vllm"
     ),
     "bailing_hybrid": Family(
-        needed=_LATENT, qk_norm=True, corrected=True, state="lightning", adapt=bailing_keys, only="vllm"
+        needed=_LATENT, qk_norm=True, corrected=True, state="lightning", adapt=keys.bailing, only="vllm"
     ),
     "bailing_hybrid_v3": Family(
-        needed=_LATENT, corrected=True, state="kimi_delta", takes_back=True, adapt=bailing_keys
+        needed=_LATENT, corrected=True, state="kimi_delta", takes_back=True, adapt=keys.bailing
     ),
     "qwen3_next": _QWEN3_NEXT,
     "qwen3_5_text": replace(_QWEN3_NEXT, gated_shared=False, takes_back=True, defaults=_QWEN3_5_SHAPE),
     "qwen3_5_moe_text": replace(_QWEN3_NEXT, takes_back=True, defaults=_QWEN3_5_SHAPE),
-    "kimi_linear": Family(needed=_LATENT, corrected=True, state="kimi_delta", adapt=kimi_linear_keys),
-    "minimax": Family(state="lightning", vllm_until="0.23.0", adapt=minimax_keys, needed=("layer_types", *_EXPERTS)),
-    "minimax_text_01": Family(
-        state="lightning", vllm_until="0.23.0", adapt=minimax_keys, needed=("layer_types", *_EXPERTS)
-    ),
+    "kimi_linear": Family(needed=_LATENT, corrected=True, state="kimi_delta", adapt=keys.kimi_linear),
+    **dict.fromkeys(("minimax", "minimax_text_01"), _MINIMAX),
 }
 _WITH_TEXT = ("gemma3", "gemma3n", "llama4", "qwen3_5", "qwen3_5_moe")
 """Multimodal families, whose text part is called so with ``_text``."""

@@ -15,6 +15,11 @@ def given(fields: Fields, **names: str) -> Fields:
     return {new: fields[old] for new, old in names.items() if fields.get(old) is not None}
 
 
+def given_or(fields: Fields, **names: tuple[str, int]) -> Fields:
+    """The keys by their new names, each with its default where it is not given."""
+    return {new: default if fields.get(old) is None else fields[old] for new, (old, default) in names.items()}
+
+
 def mamba_rank(fields: Fields, key: str) -> int:
     """The rank of time steps, which is told or follows from the width."""
     rank: int | str = fields.get(key, "auto")
@@ -30,12 +35,12 @@ def _mamba2(fields: Fields) -> Fields:
         "state_heads": heads,
         "state_head": inner // heads if head == "auto" else head,
         "state_norm": fields.get("mamba_rms_norm", True),
-        **{"state_groups": 1, "state_size": 256, "state_kernel": 4},
-        **given(fields, state_groups="mamba_n_groups", state_size="mamba_d_state", state_kernel="mamba_d_conv"),
+        **given_or(fields, state_groups=("mamba_n_groups", 1), state_size=("mamba_d_state", 256)),
+        **given_or(fields, state_kernel=("mamba_d_conv", 4)),
     }
 
 
-def granite_keys(fields: Fields) -> Fields:
+def granite(fields: Fields) -> Fields:
     """Granite 4: without experts, its shared network is the only one."""
     found = _mamba2(fields)
     if fields.get("num_local_experts"):
@@ -47,12 +52,12 @@ def granite_keys(fields: Fields) -> Fields:
     )
 
 
-def bamba_keys(fields: Fields) -> Fields:
+def bamba(fields: Fields) -> Fields:
     """Bamba: the layers with attention are listed."""
     return _mamba2(fields) | {"layer_types": _except(fields, fields.get("attn_layer_indices") or [], "mamba")}
 
 
-def falcon_h1_keys(fields: Fields) -> Fields:
+def falcon_h1(fields: Fields) -> Fields:
     """Falcon-H1: each layer has attention and Mamba 2."""
     found = {"mamba_d_ssm": fields.get("mamba_d_ssm"), "mamba_rms_norm": fields.get("mamba_rms_norm", False)}
     return _mamba2(fields | found) | {"layer_types": ["parallel"] * fields.get("num_hidden_layers", 0)}
@@ -64,15 +69,10 @@ def _except(fields: Fields, attention: list[int], others: str) -> list[str]:
     return ["full_attention" if i in attention else others for i in range(n)]
 
 
-def jamba_keys(fields: Fields) -> Fields:
+def jamba(fields: Fields) -> Fields:
     """Jamba: attention and experts in every so many layers."""
-    n, (period, offset) = (
-        fields.get("num_hidden_layers", 0),
-        (
-            fields.get("attn_layer_period", 8),
-            fields.get("attn_layer_offset", 4),
-        ),
-    )
+    n = fields.get("num_hidden_layers", 0)
+    period, offset = fields.get("attn_layer_period", 8), fields.get("attn_layer_offset", 4)
     every, first = fields.get("expert_layer_period", 2), fields.get("expert_layer_offset", 1)
     several = (fields.get("num_experts") or 1) > 1
     return {
@@ -82,12 +82,11 @@ def jamba_keys(fields: Fields) -> Fields:
         "state_inner": fields.get("mamba_expand", 2) * fields.get("hidden_size", 0),
         "state_rank": mamba_rank(fields, "mamba_dt_rank"),
         "state_norm": True,
-        **{"state_size": 16, "state_kernel": 4},
-        **given(fields, state_size="mamba_d_state", state_kernel="mamba_d_conv"),
+        **given_or(fields, state_size=("mamba_d_state", 16), state_kernel=("mamba_d_conv", 4)),
     }
 
 
-def nemotron_h_keys(fields: Fields) -> Fields:
+def nemotron_h(fields: Fields) -> Fields:
     """Each layer has attention, a state, or a feed-forward network."""
     letters = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
     kinds = fields.get("layers_block_type") or [letters.get(c, c) for c in fields.get("hybrid_override_pattern", "")]
@@ -102,13 +101,14 @@ def nemotron_h_keys(fields: Fields) -> Fields:
         "state_norm": True,
         "recurrent_type": _TYPES.get(fields.get("mamba_ssm_cache_dtype", "float32"), ""),
         **(given(fields, shared_expert_width="moe_shared_expert_intermediate_size") if experts else {}),
-        **{"state_heads": 128, "state_head": 64, "state_groups": 8, "state_size": 128, "state_kernel": 4},
-        **given(fields, state_heads="mamba_num_heads", state_head="mamba_head_dim", state_groups="n_groups"),
-        **given(fields, state_size="ssm_state_size", state_kernel="conv_kernel"),
+        **given_or(fields, state_heads=("mamba_num_heads", 128), state_head=("mamba_head_dim", 64)),
+        **given_or(
+            fields, state_groups=("n_groups", 8), state_size=("ssm_state_size", 128), state_kernel=("conv_kernel", 4)
+        ),
     }
 
 
-def plamo2_keys(fields: Fields) -> Fields:
+def plamo2(fields: Fields) -> Fields:
     """PLaMo 2: attention in the middle of every few layers."""
     n, every, head = fields["num_hidden_layers"], fields.get("mamba_step", 2), fields["hidden_size_per_head"]
     attention = range(every // 2, n, every) if n > every // 2 else [n - 1]
@@ -118,19 +118,17 @@ def plamo2_keys(fields: Fields) -> Fields:
         "state_head": head,
         "state_heads": fields["mamba_num_heads"],
         "state_rank": max(64, fields["hidden_size"] // 16),
-        **{"state_size": 64, "state_kernel": 4},
-        **given(fields, state_size="mamba_d_state", state_kernel="mamba_d_conv"),
+        **given_or(fields, state_size=("mamba_d_state", 64), state_kernel=("mamba_d_conv", 4)),
     }
 
 
-def sarvam_keys(fields: Fields) -> Fields:
+def sarvam(fields: Fields) -> Fields:
     """Sarvam 105B: the first layer has no experts, unless it says otherwise."""
-    return {"first_k_dense_replace": 1} | given(
-        fields, n_shared_experts="num_shared_experts", first_k_dense_replace="first_k_dense_replace"
-    )
+    first = given_or(fields, first_k_dense_replace=("first_k_dense_replace", 1))
+    return first | given(fields, n_shared_experts="num_shared_experts")
 
 
-def zamba2_keys(fields: Fields) -> Fields:
+def zamba2(fields: Fields) -> Fields:
     """Zamba 2: hybrid layers have Mamba 2 behind one of a few blocks that they share, in turn."""
     d = fields.get("hidden_size", 0)
     named = {"mamba_n_heads": fields.get("n_mamba_heads", 8), "mamba_n_groups": fields.get("mamba_ngroups", 1)}
@@ -144,7 +142,7 @@ def zamba2_keys(fields: Fields) -> Fields:
     }
 
 
-def lfm2_keys(fields: Fields) -> Fields:
+def lfm2(fields: Fields) -> Fields:
     """LFM2, whose width is adjusted as its code does."""
     width = fields.get("block_ff_dim") or fields.get("intermediate_size", 0)
     if fields.get("block_auto_adjust_ff_dim", True) and "num_experts" not in fields:
@@ -156,35 +154,34 @@ def lfm2_keys(fields: Fields) -> Fields:
     return found | given(fields, tie_word_embeddings="tie_embedding", first_k_dense_replace="num_dense_layers")
 
 
-def qwen3_next_keys(fields: Fields) -> Fields:
+def qwen3_next(fields: Fields) -> Fields:
     """Qwen3-Next and Qwen3.5: attention in every so many layers."""
     n, every = fields.get("num_hidden_layers", 0), fields.get("full_attention_interval", 4)
     return {
         "layer_types": fields.get("layer_types")
         or _except(fields, list(range(every - 1, n, every)), "linear_attention"),
         "recurrent_type": _TYPES.get(fields.get("mamba_ssm_dtype", ""), ""),
-        **{"state_heads": 32, "state_head": 128, "state_groups": 16, "state_size": 128, "state_kernel": 4},
-        **given(fields, state_heads="linear_num_value_heads", state_head="linear_value_head_dim"),
-        **given(fields, state_groups="linear_num_key_heads", state_size="linear_key_head_dim"),
-        **given(fields, state_kernel="linear_conv_kernel_dim"),
+        **given_or(fields, state_heads=("linear_num_value_heads", 32), state_head=("linear_value_head_dim", 128)),
+        **given_or(fields, state_groups=("linear_num_key_heads", 16), state_size=("linear_key_head_dim", 128)),
+        **given_or(fields, state_kernel=("linear_conv_kernel_dim", 4)),
         **given(fields, shared_expert_width="shared_expert_intermediate_size"),
         **({} if fields.get("intermediate_size") else given(fields, intermediate_size="moe_intermediate_size")),
     }
 
 
-def olmo_hybrid_keys(fields: Fields) -> Fields:
+def olmo_hybrid(fields: Fields) -> Fields:
     """OLMo Hybrid: as many heads of a state as of attention, unless it says otherwise."""
     heads = fields.get("num_attention_heads", 1)
     keys = fields.get("linear_num_key_heads") or heads
     size = fields.get("linear_key_head_dim") or int(0.75 * fields.get("hidden_size", 0) / keys)
-    return qwen3_next_keys(
+    return qwen3_next(
         {"linear_num_value_heads": heads, "linear_value_head_dim": 2 * size}
         | {name: value for name, value in fields.items() if value is not None}
         | {"linear_num_key_heads": keys, "linear_key_head_dim": size}
     )
 
 
-def kimi_linear_keys(fields: Fields) -> Fields:
+def kimi_linear(fields: Fields) -> Fields:
     """Kimi Linear and Kimi K3: layers are counted from 1."""
     told = fields.get("linear_attn_config") or {}
     kinds = fields.get("layer_types") or _except(fields, [i - 1 for i in told.get("full_attn_layers", [])], "kimi")
@@ -195,15 +192,14 @@ def kimi_linear_keys(fields: Fields) -> Fields:
         if fields.get("mla_use_output_gate")
         else 0,
         "attn_res_block_size": fields.get("attn_res_block_size") or 0,
-        **{"state_heads": 32, "state_head": 128, "state_kernel": 4},
-        **given(fields, state_heads="linear_num_heads", state_head="linear_head_dim"),
-        **given(fields, state_kernel="linear_conv_kernel_dim", n_shared_experts="num_shared_experts"),
-        **given(fields, num_experts_per_tok="num_experts_per_token"),
+        **given_or(fields, state_heads=("linear_num_heads", 32), state_head=("linear_head_dim", 128)),
+        **given_or(fields, state_kernel=("linear_conv_kernel_dim", 4)),
+        **given(fields, n_shared_experts="num_shared_experts", num_experts_per_tok="num_experts_per_token"),
         **given(told, state_heads="num_heads", state_head="head_dim", state_kernel="short_conv_kernel_size"),
     }
 
 
-def index_keys(fields: Fields) -> Fields:
+def index(fields: Fields) -> Fields:
     """DeepSeek-V3.2 and GLM 5: some layers may choose tokens as the one before does."""
     n, told = fields.get("num_hidden_layers", 0), fields.get("indexer_types")
     pattern, every = fields.get("index_topk_pattern"), fields.get("index_topk_freq", 1)
@@ -217,7 +213,7 @@ def index_keys(fields: Fields) -> Fields:
     }
 
 
-def hy4_keys(fields: Fields) -> Fields:
+def hy4(fields: Fields) -> Fields:
     """Hy 4: an indexer in every fourth layer of those whose attention is sparse."""
     n, heads = fields["num_hidden_layers"], fields["num_attention_heads"]
     kinds = fields.get("layer_types") or ["sparse"] * n
@@ -235,7 +231,7 @@ def hy4_keys(fields: Fields) -> Fields:
     }
 
 
-def longcat_keys(fields: Fields) -> Fields:
+def longcat(fields: Fields) -> Fields:
     """LongCat-Flash: two layers in each of its own, of which the first has experts beside its network.
 
     Some experts do nothing and have no weights, but are routed to: a token uses fewer of the others.
@@ -250,12 +246,12 @@ def longcat_keys(fields: Fields) -> Fields:
     }
 
 
-def minicpm3_keys(fields: Fields) -> Fields:
+def minicpm3(fields: Fields) -> Fields:
     """MiniCPM3: heads of V as wide as the model's."""
     return {"v_head_dim": fields.get("v_head_dim") or fields["hidden_size"] // fields["num_attention_heads"]}
 
 
-def bailing_keys(fields: Fields) -> Fields:
+def bailing(fields: Fields) -> Fields:
     """Ling 2.5 and 3: latents in the last layer of each group and in those behind the last group."""
     n, every, heads = fields.get("num_hidden_layers", 0), fields["layer_group_size"], fields["num_attention_heads"]
     whole = n // every * every
@@ -271,14 +267,14 @@ def bailing_keys(fields: Fields) -> Fields:
     }
 
 
-def minimax_keys(fields: Fields) -> Fields:
+def minimax(fields: Fields) -> Fields:
     """MiniMax-Text-01: 1 is attention."""
     kinds = fields.get("attn_type_list")
     found = {} if kinds is None else {"layer_types": ["full_attention" if kind else "lightning" for kind in kinds]}
     return found | ({"sliding_window": None} if fields.get("sliding_window") else {})
 
 
-def llama4_keys(fields: Fields) -> Fields:
+def llama4(fields: Fields) -> Fields:
     """Llama 4: layers without positions have full attention, the others chunks."""
     n, every = fields.get("num_hidden_layers", 0), fields.get("no_rope_layer_interval", 4)
     rotated = fields.get("no_rope_layers") or [(i + 1) % every != 0 for i in range(n)]
@@ -292,7 +288,7 @@ def llama4_keys(fields: Fields) -> Fields:
     }
 
 
-def gemma3n_keys(fields: Fields) -> Fields:
+def gemma3n(fields: Fields) -> Fields:
     """Gemma 3n: one width for all layers."""
     width = fields.get("intermediate_size")
     return {"intermediate_size": width[0]} if isinstance(width, list) and len(set(width)) == 1 else {}

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from kvsim.model.family_keys import Fields, given, mamba_rank
+from kvsim.model.family_keys import Fields, given, given_or, mamba_rank
 
 
-def only_mamba_keys(fields: Fields) -> Fields:
+def only_mamba(fields: Fields) -> Fields:
     """Mamba and Falcon Mamba, which have no feed-forward networks."""
     return {
         **_without_attention(fields),
         "state_inner": fields.get("intermediate_size") or fields.get("expand", 2) * fields.get("hidden_size", 0),
         "state_rank": mamba_rank(fields, "time_step_rank"),
-        **{"state_size": 16, "state_kernel": 4},
-        **given(fields, state_size="state_size", state_kernel="conv_kernel"),
+        **given_or(fields, state_size=("state_size", 16), state_kernel=("conv_kernel", 4)),
     }
 
 
-def only_mamba2_keys(fields: Fields) -> Fields:
+def only_mamba2(fields: Fields) -> Fields:
     """Mamba 2, without feed-forward networks."""
     return {
         **_without_attention(fields),
         "state_norm": True,
-        **{"state_heads": 128, "state_head": 64, "state_groups": 8, "state_size": 128, "state_kernel": 4},
-        **given(fields, state_heads="num_heads", state_head="head_dim", state_groups="n_groups"),
-        **given(fields, state_size="state_size", state_kernel="conv_kernel"),
+        **given_or(fields, state_heads=("num_heads", 128), state_head=("head_dim", 64), state_groups=("n_groups", 8)),
+        **given_or(fields, state_size=("state_size", 128), state_kernel=("conv_kernel", 4)),
     }
 
 
-def rwkv6_keys(fields: Fields) -> Fields:
+def rwkv6(fields: Fields) -> Fields:
     """RWKV 6, whose ranks follow from its width (``modeling_rwkv6.py`` beside its weights)."""
     d, wide = fields["hidden_size"], fields["hidden_size"] == 4096
     ranks = {"mix_rank": 64 if wide else 32, "decay_rank": 128 if wide else 64}
     return _rwkv(fields) | ranks | {"intermediate_size": fields.get("intermediate_size") or int(d * 3.5) // 32 * 32}
 
 
-def rwkv7_keys(fields: Fields) -> Fields:
+def rwkv7(fields: Fields) -> Fields:
     """RWKV 7, as the library fla has it."""
     names = {"decay_rank": "decay_low_rank_dim", "mix_rank": "a_low_rank_dim", "gate_rank": "gate_low_rank_dim"}
     width = fields.get("intermediate_size") or 4 * fields["hidden_size"]
