@@ -8,13 +8,15 @@ decode-only passes and those of all others.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from kvsim.costs.fitting import FittedRegimes, held_out_error, held_out_table
+from kvsim.costs.fitting import FittedRegimes, held_out_error, held_out_table, ranges_of
 from kvsim.costs.least_squares import predict_held_out, with_intervals
 from kvsim.costs.pass_layout import LEAST_STEPS, REGIMES, PassLayout, Sample, kind_of, regime_of
-from kvsim.costs.profile import Regime
+from kvsim.costs.profile import NOTHING_S, Profile, Regime
 from kvsim.costs.tables import KNOTS, FloatArray
 from policies import Kernel
 
@@ -92,3 +94,25 @@ def supported_knots(knots: Sequence[int], tokens: Sequence[int]) -> tuple[int, .
         if inside >= _FEWEST:
             kept.append(knot)
     return tuple(kept) if len(kept) > 1 else (knots[0], knots[1])
+
+
+class ServerFit(NamedTuple):
+    """A fitted profile, and the steps that were held out of the fit."""
+
+    profile: Profile
+    held_out: pd.DataFrame
+    """Columns regime, tokens, chunks, cells, measured_s, predicted_s, among others."""
+
+
+def server_profile(
+    samples: Sequence[Sample], rng: np.random.Generator, *, skipping: Collection[Kernel] = (), **about: Any
+) -> ServerFit:
+    """Fit a profile to steps, all under one kernel.
+
+    ``skipping``: the kernel, if it skips masked cells; ``about``: the profile's other fields, such as ``name``.
+    A server's steps do not show what moves and rotations of cells cost: the profile has none. Raises ``ValueError`` if
+    there are too few steps.
+    """
+    fitted = fit_steps(samples, rng, skipping)
+    about |= {"moves": None, "shift_per_cell_s": NOTHING_S}
+    return ServerFit(fitted.profile(samples, **ranges_of(samples), **about), fitted.held_out)

@@ -174,13 +174,13 @@ class Report:
 
 _MAKERS = {
     "Accuracy": "accuracy_report.accuracy_report",
-    "BenchCalibration": "bench_report.bench_calibration_report",
+    "BenchCalibration": "calibration_report.bench_calibration_report",
     "Calibration": "calibration_report.calibration_report",
     "Comparison": "comparison_report.comparison_report",
     "DeviceComparison": "recommendation_report.advice_report",
     "DeviceFit": "profile_report.fit_report",
     "Diagnosis": "diagnosis_report.diagnosis_report",
-    "DraftCounts": "draft_counts_report.draft_counts_report",
+    "DraftCounts": "comparison_report.draft_counts_report",
     "EvictionCost": "accuracy_report.eviction_report",
     "LiveValidation": "held_report.live_validation_report",
     "MemoryAnswer": "recommendation_report.advice_report",

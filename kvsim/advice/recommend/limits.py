@@ -9,7 +9,7 @@ from kvsim.advice.recommend.families import measured_range
 from kvsim.advice.recommend.trials import LOWEST_LOAD, most_doublings
 from kvsim.costs.memory_settings import ENGINE_TITLES
 from kvsim.errors import counted
-from kvsim.simulation.cluster.link import assumed_link
+from kvsim.simulation.cluster.exchange import assumed_link
 
 if TYPE_CHECKING:
     from kvsim.advice.recommend.recommendation import Recommendation

@@ -12,12 +12,11 @@ import numpy as np
 import pandas as pd
 
 from kvsim.calibration.outcome import TIGHT, Outcome, machine_info
-from kvsim.calibration.server_fit import server_profile
 from kvsim.costs.fitting import FittedRegimes
 from kvsim.costs.pass_layout import SKIPPING
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.profile import Coefficient, Profile
-from kvsim.costs.step_fit import fit_steps
+from kvsim.costs.step_fit import fit_steps, server_profile
 from kvsim.engines.live.address import is_loopback
 from kvsim.engines.live.bounded import Deadline
 from kvsim.engines.live.load_measurement import LoadMeasurement, Report

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.calibration.server_fit import server_profile
 from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import recorded_device
 from kvsim.costs.load_profile import load_profile
 from kvsim.costs.pass_layout import LEAST_STEPS, Sample
 from kvsim.costs.profile import Coefficient, Profile, same_model
 from kvsim.costs.shipped import is_shipped
+from kvsim.costs.step_fit import server_profile
 from kvsim.engines.recordings.recorded_server import RecordedServer
 from kvsim.engines.recordings.steps import SAMPLES_OF_ORIGIN, MeasuredStep, SteppedServer, fitting_half
 from kvsim.engines.recordings.vllm_scenario import vllm_behaviour

@@ -13,7 +13,7 @@ from kvsim.engines.recordings.replay import Replay, State
 from kvsim.errors import UserError, no_such
 from kvsim.simulation.cluster.routers import Prompt, ServerLoad, make_router
 from kvsim.simulation.cluster.routers.cache_aware import TreeRouter
-from kvsim.simulation.cluster.routers.power_of_two import PowerOfTwo
+from kvsim.simulation.cluster.routers.plain import PowerOfTwo
 from kvsim.simulation.cluster.routers.prefix_hash import PrefixHash
 from policies.content import TextSegment
 

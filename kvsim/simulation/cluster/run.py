@@ -21,8 +21,7 @@ from kvsim.simulation.arrivals import Clients, send
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.cluster.apart import ApartCluster
 from kvsim.simulation.cluster.cluster import Cluster
-from kvsim.simulation.cluster.exchange import Exchange
-from kvsim.simulation.cluster.link import apart_figures, assumed_link, exchange_of, of_link
+from kvsim.simulation.cluster.exchange import Exchange, apart_figures, assumed_link, exchange_of, of_link
 from kvsim.simulation.cluster.lockstep import Lockstep, LockstepInbox
 from kvsim.simulation.cluster.replica import LocalClock, LocalInbox, Replica, least_step_s
 from kvsim.simulation.cluster.routers import Router, make_router

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from kvsim.calibration.server_fit import server_profile
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.fitting import digest
 from kvsim.costs.profile import Profile
+from kvsim.costs.step_fit import server_profile
 from policies.placement.rule import PassReads
 from tests.kvsim.costs.test_step_fit import CELL_S, samples
 from tests.kvsim.engines.recordings.stepped_servers import KNOWN, seconds

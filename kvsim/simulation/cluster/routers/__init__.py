@@ -11,14 +11,10 @@ from kvsim.scenario.routers import ROUTERS
 from kvsim.simulation.cluster.routers.base import CountingRouter, Prompt, Router, ServerLoad
 from kvsim.simulation.cluster.routers.cache_aware import SglangRouter, VllmRouter
 from kvsim.simulation.cluster.routers.clairvoyant import Clairvoyant
-from kvsim.simulation.cluster.routers.consistent_hash import ConsistentHash
-from kvsim.simulation.cluster.routers.least_load import LeastLoad
-from kvsim.simulation.cluster.routers.least_tokens import LeastTokens
-from kvsim.simulation.cluster.routers.power_of_two import PowerOfTwo
+from kvsim.simulation.cluster.routers.hash_ring import ConsistentHash
+from kvsim.simulation.cluster.routers.plain import LeastLoad, LeastTokens, PowerOfTwo, RandomChoice, RoundRobin
 from kvsim.simulation.cluster.routers.prefix_hash import PrefixHash
 from kvsim.simulation.cluster.routers.prefix_scores import LlmD, ProductionStack
-from kvsim.simulation.cluster.routers.random_choice import RandomChoice
-from kvsim.simulation.cluster.routers.round_robin import RoundRobin
 from kvsim.simulation.cluster.routers.smg import SmgCacheAware, SmgLeastLoad
 from kvsim.simulation.cluster.routers.sticky_least_loaded import StickyLeastLoaded
 from kvsim.simulation.cluster.routers.vllm_data_parallel import VllmDataParallel
