@@ -23,6 +23,10 @@ Out = Annotated[
     Path | None,
     typer.Option(help="The file to write; by default one in your own profiles, where scenarios look for it."),
 ]
+HostMs = Annotated[
+    float | None,
+    typer.Option(help="What the host adds to each step, ms; by default as the version is known to.", min=0, max=1000),
+]
 TensorParallel = Annotated[int, typer.Option("--tp", help="Devices that share the model.", min=1, max=64)]
 
 
@@ -66,12 +70,7 @@ def import_folder(
     link_latency_us: Annotated[
         float | None, typer.Option(help="With --tp or --ep: latency of a message between them, µs.", min=0)
     ] = None,
-    host_ms: Annotated[
-        float | None,
-        typer.Option(
-            help="What the host adds to each step, ms; by default as the version is known to.", min=0, max=1000
-        ),
-    ] = None,
+    host_ms: HostMs = None,
     source: Annotated[str | None, typer.Option(help="Who measured the tables.")] = None,
     url: Annotated[str, typer.Option(help="Where they were published.")] = "",
     licence: Annotated[str, typer.Option(help="Under which licence.")] = "not stated",
@@ -112,12 +111,7 @@ def make(
             help="Type of the weights; by default that of its config.json.", autocompletion=completion.priced_weights
         ),
     ] = None,
-    host_ms: Annotated[
-        float | None,
-        typer.Option(
-            help="What the host adds to each step, ms; by default as the version is known to.", min=0, max=1000
-        ),
-    ] = None,
+    host_ms: HostMs = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:

@@ -14,7 +14,7 @@ from kvsim.engines.live import server_recording
 from kvsim.engines.live.address import Address
 from kvsim.engines.live.recorded_meta import Asking
 from kvsim.engines.live.server_recording import record_server
-from kvsim.engines.recordings.reading import read_recording
+from kvsim.engines.recordings.validation import read_recording
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from tests.kvsim.cli.answers import complaints

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from kvsim.costs.cost_model import CostModel
-from kvsim.engines.recordings.reading import read_recording
 from kvsim.engines.recordings.run_pace import step_times
 from kvsim.engines.recordings.steps import FrontEnd, SentAfter
-from kvsim.engines.recordings.validation import validate_recorded
+from kvsim.engines.recordings.validation import read_recording, validate_recorded
 from kvsim.errors import UserError
 from tests.kvsim.engines.recordings import changed
 from tests.kvsim.engines.recordings.stepped_servers import (

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvsim.engines.recordings.from_vllm import completed, read_vllm
-from kvsim.engines.recordings.reading import UntimedError, read_recording
 from kvsim.engines.recordings.recorded_server import RecordedServer
 from kvsim.engines.recordings.steps import FrontEnd, SentAfter, SteppedServer
-from kvsim.engines.recordings.validation import validate_recorded
+from kvsim.engines.recordings.validation import UntimedError, read_recording, validate_recorded
 from kvsim.errors import UserError
 from tests.kvsim.engines.recordings import changed
 from tests.kvsim.engines.recordings.servers import recorded
