@@ -57,15 +57,8 @@ _SETS: dict[str, tuple[str, ...]] = {
 """Arguments of ``kvsim.plan`` that a flag sets; other options of ``kvsim plan`` have the engine's own name."""
 
 _NUMBERS = (
-    "--ctx-size",
-    "--parallel",
-    "--batch-size",
-    "--ubatch-size",
-    "--cache-ram",
-    "--cache-reuse",
-    "--keep",
-    "--ctx-checkpoints",
-    "--checkpoint-min-step",
+    *("--ctx-size", "--parallel", "--batch-size", "--ubatch-size", "--cache-ram", "--cache-reuse", "--keep"),
+    *("--ctx-checkpoints", "--checkpoint-min-step"),
 )
 _TEXTS = ("--cache-type-k", "--cache-type-v")
 _SWITCHES = ("--kv-unified", "--context-shift", "--cache-idle-slots", "--cache-prompt")

@@ -11,57 +11,30 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-LLAMACPP = {
-    "--ctx-size": ("-c",),
-    "--parallel": ("-np",),
-    "--batch-size": ("-b",),
-    "--ubatch-size": ("-ub",),
-    "--cache-type-k": ("-ctk",),
-    "--cache-type-v": ("-ctv",),
-    "--flash-attn": ("-fa",),
-    "--kv-unified": ("-kvu",),
-    "--no-kv-unified": ("-no-kvu",),
-    "--swa-full": (),
-    "--cache-ram": ("-cram",),
-    "--fit": ("-fit",),
-    "--n-gpu-layers": ("-ngl", "--gpu-layers"),
-    "--n-cpu-moe": ("-ncmoe",),
-    "--model": ("-m",),
-    "--hf-repo": ("-hf", "-hfr"),
-    "--hf-file": ("-hff",),
-    "--defrag-thold": ("-dt",),
-    "--cache-reuse": (),
-    "--ctx-checkpoints": ("-ctxcp", "--swa-checkpoints"),
-    "--checkpoint-min-step": ("-cms",),
-    "--slot-prompt-similarity": ("-sps",),
-    "--keep": (),
-    "--cache-idle-slots": (),
-    "--no-cache-idle-slots": (),
-    "--cache-prompt": (),
-    "--no-cache-prompt": (),
-    "--context-shift": (),
-    "--no-context-shift": (),
-    "--threads": ("-t",),
-}
+def _with_aliases(text: str) -> dict[str, tuple[str, ...]]:
+    """Flags with their other names, which follow them, from a list with commas."""
+    return {name: tuple(others) for name, *others in map(str.split, text.split(","))}
+
+
+LLAMACPP = _with_aliases(
+    """
+    --ctx-size -c, --parallel -np, --batch-size -b, --ubatch-size -ub, --cache-type-k -ctk, --cache-type-v -ctv,
+    --flash-attn -fa, --kv-unified -kvu, --no-kv-unified -no-kvu, --swa-full, --cache-ram -cram, --fit -fit,
+    --n-gpu-layers -ngl --gpu-layers, --n-cpu-moe -ncmoe, --model -m, --hf-repo -hf -hfr, --hf-file -hff,
+    --defrag-thold -dt, --cache-reuse, --ctx-checkpoints -ctxcp --swa-checkpoints, --checkpoint-min-step -cms,
+    --slot-prompt-similarity -sps, --keep, --cache-idle-slots, --no-cache-idle-slots, --cache-prompt,
+    --no-cache-prompt, --context-shift, --no-context-shift, --threads -t
+    """
+)
 """Flags of llama-server that are looked at, and their other names."""
 
-VLLM = {
-    "--model": (),
-    "--max-model-len": (),
-    "--max-num-seqs": (),
-    "--max-num-batched-tokens": (),
-    "--gpu-memory-utilization": (),
-    "--kv-cache-dtype": (),
-    "--block-size": (),
-    "--num-gpu-blocks-override": (),
-    "--tensor-parallel-size": ("-tp",),
-    "--quantization": ("-q",),
-    "--dtype": (),
-    "--enable-prefix-caching": (),
-    "--no-enable-prefix-caching": (),
-    "--enable-chunked-prefill": (),
-    "--no-enable-chunked-prefill": (),
-}
+VLLM = _with_aliases(
+    """
+    --model, --max-model-len, --max-num-seqs, --max-num-batched-tokens, --gpu-memory-utilization, --kv-cache-dtype,
+    --block-size, --num-gpu-blocks-override, --tensor-parallel-size -tp, --quantization -q, --dtype,
+    --enable-prefix-caching, --no-enable-prefix-caching, --enable-chunked-prefill, --no-enable-chunked-prefill
+    """
+)
 """Flags of ``vllm serve`` that are looked at, and their other names."""
 
 OLLAMA = ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_NUM_PARALLEL", "OLLAMA_KV_CACHE_TYPE", "OLLAMA_FLASH_ATTENTION")
