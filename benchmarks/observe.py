@@ -232,18 +232,8 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "observed.jsonl")
         with running("-m", "benchmarks.observe", "--server", processor=1, first=first) as (_, port):
-            words = [
-                "-m",
-                "kvsim",
-                "observe",
-                "--upstream",
-                f"http://127.0.0.1:{int(port)}",
-                "--port",
-                "0",
-                "--out",
-                out,
-            ]
-            with running(*words, "--json", processor=0, first=first) as (proxy, said):
+            words = f"-m kvsim observe --upstream http://127.0.0.1:{int(port)} --port 0 --out".split()
+            with running(*words, out, "--json", processor=0, first=first) as (proxy, said):
                 prefer(1, first)
                 through = int(re.search(r"can now use http://127.0.0.1:(\d+)", said)[1])  # type: ignore[index]
                 used = psutil.Process(proxy.pid)

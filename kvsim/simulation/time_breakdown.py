@@ -41,19 +41,8 @@ from policies import Chunk, Policy
 from policies.placement.rule import PassReads
 
 CAUSES = (
-    "queueing",
-    "cells",
-    "steps",
-    "own",
-    "batch",
-    "context",
-    "holes",
-    "compaction",
-    "failures",
-    "prefix",
-    "transfers",
-    "mapping",
-    "drafting",
+    *("queueing", "cells", "steps", "own", "batch", "context", "holes"),
+    *("compaction", "failures", "prefix", "transfers", "mapping", "drafting"),
 )
 """Causes, in the order of the columns of ``TimeBreakdown.table``, where each ends in ``_s``."""
 

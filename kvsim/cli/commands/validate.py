@@ -39,25 +39,13 @@ app = typer.Typer(add_completion=False)
 
 _INTERRUPTED = 130
 
+_ONLY_WITH_URL = {"flags", "log", "slo", "key_env", "allow_remote", "timeout", "resume"}
 _OF_SERVERS = {
-    *(
-        "context",
-        "scenario",
-        "url",
-        "flags",
-        "log",
-        "slo",
-        "key_env",
-        "allow_remote",
-        "timeout",
-        "resume",
-        "model",
-        "seed",
-    ),
-    *("requests", "repeat", "bound", "profile", "calibration_seconds", "out", "as_json"),
+    *_ONLY_WITH_URL,
+    *("context", "scenario", "url", "model", "seed", "requests", "repeat", "bound", "profile"),
+    *("calibration_seconds", "out", "as_json"),
 }
 """Parameters that mean something beside --url."""
-_ONLY_WITH_URL = {"flags", "log", "slo", "key_env", "allow_remote", "timeout", "resume"}
 _OF_PUBLISHED = {"context", "published", "points", "only", "sample", "workers", "seed", "bound", "out", "as_json"}
 """Parameters that mean something beside --published."""
 _ONLY_WITH_PUBLISHED = {"points", "only", "sample", "workers"}
