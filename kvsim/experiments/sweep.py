@@ -68,7 +68,7 @@ def sweep(
         policies=policies,
         **served,
     )
-    path = default_store(plan) if out is None else Path(out)
+    path = Path("results") / plan.name / "sweep.sqlite" if out is None else Path(out)
     if path.is_dir():
         raise UserError(f"{path}: is a folder; a file is expected")
     if path.suffix in (".json", ".csv", ".png"):
@@ -85,11 +85,6 @@ def sweep(
                 tracker.store_finished(finished)
         tracker.report_progress()
         return SweepResult(plan, tuple(store.rows()), path)
-
-
-def default_store(plan: SweepPlan) -> Path:
-    """Return the default path of a sweep's store."""
-    return Path("results") / plan.name / "sweep.sqlite"
 
 
 class _RunTracker:

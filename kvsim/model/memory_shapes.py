@@ -36,7 +36,8 @@ def memory_shape(model: str) -> MemoryShape:
     model for engines on GPUs, whose names may say the type of its weights (``Qwen/Qwen2.5-72B-Instruct-AWQ``). Raises
     ``UserError``.
     """
-    name = _last_part(model)
+    # Without its publisher or its folder.
+    name = model.rstrip("/").rsplit("/", 1)[-1].lower()
     if model in SHAPES:
         return shape_of_config(_own_config(model), model, "built in")
     if is_engine_model(model):
@@ -118,11 +119,6 @@ def config_fields(model: str) -> dict[str, Any]:
     if name in shipped_configs():
         return {key: value for key, value in shipped_configs()[name].items() if key != "source"}
     return text_part(read_config(Path(shape.source)))
-
-
-def _last_part(model: str) -> str:
-    """A name without its publisher, or a path without its folder; in lower case."""
-    return model.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
 def _shape_of_file(path: Path) -> MemoryShape:

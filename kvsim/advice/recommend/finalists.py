@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -152,6 +152,10 @@ class TopTwo(NamedTuple):
     def distinguishable(self) -> bool:
         """Whether the difference is more than chance."""
         return self.ratio.excludes(1.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry of ``--json``."""
+        return {"measure": self.measure, "distinguishable": self.distinguishable, **self.ratio.to_dict()}
 
 
 def _standing(f: Finalist) -> tuple[int, bool]:

@@ -229,7 +229,7 @@ class Recommendation(Advice):
             "offer": self.offer,
             "fleet": None if self.fleet is None else self.fleet.to_dict(),
             "fleet_in_words": self.fleet_in_words,
-            "lead": None if self.lead is None else _lead_dict(self.lead),
+            "lead": None if self.lead is None else self.lead.to_dict(),
             "rule": RULE,
             "best": [self._finalist(place, f) for place, f in enumerate(self.best, 1)],
             "fixed": [
@@ -301,7 +301,7 @@ class Recommendation(Advice):
             "notes": f.notes,
             "memory_bytes": c.memory_bytes,
             "measures": {m: {**i.to_dict(), "limit": limits.get(m)} for m, i in f.measures.items()},
-            "worst": {"measure": bound.measure, "factor": _finite(factor)},
+            "worst": {"measure": bound.measure, "factor": factor if math.isfinite(factor) else None},
             "sustained_load": None
             if f.sustained is None
             else {**f.sustained.to_dict(), "at_least": f.at_least, "promised": f.promised},
@@ -355,15 +355,7 @@ def _missed(f: Finalist) -> str:
     return f"{bound.text or bound.measure} is missed at every load, by {factor:.3g} × at this one"
 
 
-def _lead_dict(lead: TopTwo) -> dict[str, Any]:
-    return {"measure": lead.measure, "distinguishable": lead.distinguishable, **lead.ratio.to_dict()}
-
-
 def _by_place(lines: Iterable[tuple[int, Sequence[str]]]) -> list[str]:
     """Each line once, with the places that have it."""
     shared = share_warnings((str(place), each) for place, each in lines)
     return [f"place{'s' * (len(s.sources) > 1)} {', '.join(s.sources)}: {s.text}" for s in shared]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
