@@ -23,13 +23,13 @@ class Preset:
     name: str
     summary: str
     layout: str
-    compactor: str
-    trigger: str
     kernel: str
     parameters: tuple[str, ...]
     """Keys of the scenario's ``[cache]`` section that have an effect."""
     source: str
     build: Callable[[str, CacheConfig], Policy]
+    compactor: str = "none"
+    trigger: str = "never"
     engine: str = ""
     """The engine and version whose defaults apply where a scenario says nothing; empty for a layout of our own."""
     group: PresetGroup = "standard"

@@ -41,8 +41,6 @@ PRESETS = (
         "radix-tree",
         "prefixes found token by token, in blocks of one cell; the least recently used leaf is evicted first",
         "blocks of one cell from a free queue, cell 0 never handed out; shared by sequences that begin alike",
-        "none",
-        "never",
         "gather",
         (),
         "Zheng et al., SGLang (arXiv 2312.07104): RadixAttention; RadixCache of SGLang, page of one token",

@@ -32,15 +32,13 @@ def _slab(name: str, config: CacheConfig) -> Policy:
 
 _REGION = "one region for each sequence, of its final length, "
 _PROGRAMS = "heaps of eight C and C++ programs (ISMM 1998); ours: docs/reproduced.md#searches-for-regions"
-_NONE, _NEVER, _KERNEL = "none", "never", "sliced"
+_KERNEL = "sliced"
 
 PRESETS = (
     Preset(
         "first-fit",
         "knows every length in advance, as `oracle`; takes the lowest free extent that is large enough",
         _REGION + "from the lowest free extent that is large enough",
-        _NONE,
-        _NEVER,
         _KERNEL,
         (),
         "Knuth, The Art of Computer Programming, vol. 1, 2.5; Johnstone and Wilson (ISMM 1998)",
@@ -53,8 +51,6 @@ PRESETS = (
         "next-fit",
         "knows every length in advance; searches on from where the last region ends",
         _REGION + "from the first free extent that is large enough, once round from where the last region ends",
-        _NONE,
-        _NEVER,
         _KERNEL,
         (),
         "Knuth, vol. 1, 2.5 (the roving pointer); Johnstone and Wilson (ISMM 1998)",
@@ -67,8 +63,6 @@ PRESETS = (
         "buddy",
         "knows every length in advance; regions are powers of two, split from and joined with their buddies only",
         _REGION + "rounded up to a power of two, at a multiple of its size",
-        _NONE,
-        _NEVER,
         _KERNEL,
         (),
         "Knowlton, A fast storage allocator (CACM 8(10), 1965); Johnstone and Wilson (ISMM 1998)",
@@ -81,8 +75,6 @@ PRESETS = (
         "slab",
         "knows every length in advance; regions of one class of sizes side by side in slabs",
         _REGION + "rounded up to one of eight classes between powers of two, eight (or one) in a slab",
-        _NONE,
-        _NEVER,
         _KERNEL,
         (),
         "Bonwick, The slab allocator (USENIX Summer 1994); Linux's SLUB",

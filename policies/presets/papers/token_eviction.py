@@ -55,7 +55,6 @@ def _streaming(name: str, config: CacheConfig) -> Policy:
 
 
 _LAYOUT = "blocks of single tokens' cells; an evicted token leaves a hole, an empty block is free"
-_NONE, _NEVER = "none", "never"
 _HOLES = "fill-holes: tokens of a sequence's emptiest blocks fill the holes of its fullest"
 _WHEN = "threshold on a sequence's 1 - tokens / cells read; and on failed allocation"
 _KEYS = ("block_size", "budget", "budget_groups")
@@ -65,8 +64,6 @@ _H2O_PRESET = Preset(
     "h2o",
     "keeps recent tokens and those with the most attention; holes stay",
     _LAYOUT,
-    _NONE,
-    _NEVER,
     "gather",
     _KEYS,
     _H2O,

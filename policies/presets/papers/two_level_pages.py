@@ -51,7 +51,6 @@ def _split(group: LayerGroup, size: int) -> list[PageKind]:
 
 
 _PARAMETERS = ("block_size", "window", "full_layers", "window_layers", "prefix_cache", "watermark")
-_NONE, _NEVER = "none", "never"
 _MEASURED = (
     "Gemma 3, Llama 3.2 Vision, Ministral and others on one H100 or L4, vLLM before it had groups of layers; "
     "ours: docs/reproduced.md"
@@ -63,8 +62,6 @@ PRESETS = (
         "layers with full attention and with a window each in pages of their own, cut from large pages that they share",
         "large pages of the least common multiple, each of one kind of layer at a time; pages that a window has left "
         "are given up at once; a prefix is found up to where both kinds have what the next token sees",
-        _NONE,
-        _NEVER,
         "gather",
         _PARAMETERS,
         "Zhang et al., Jenga (SOSP 2025, arXiv 2503.18292)",
@@ -77,8 +74,6 @@ PRESETS = (
         "layer-groups",
         "layers in groups of equal size, whose equal blocks come from one pool",
         "like two-level-pages, but a block of every group has the size of the smallest kind of layer's",
-        _NONE,
-        _NEVER,
         "gather",
         _PARAMETERS,
         "vLLM 0.33.0, HybridKVCacheCoordinator and _get_kv_cache_groups_uniform_page_size (pull request 17996)",
@@ -91,8 +86,6 @@ PRESETS = (
         "uniform-pages",
         "all layers keep all tokens in the same blocks, though those with a window read no more than that",
         "like paged, with the reads of two-level-pages: what both are compared with",
-        _NONE,
-        _NEVER,
         "gather",
         _PARAMETERS,
         "vLLM issue 11382, and vLLM with --disable-hybrid-kv-cache-manager",

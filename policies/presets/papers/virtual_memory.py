@@ -17,8 +17,6 @@ PRESETS = (
         "vattention",
         "contiguous in virtual memory, on pages that are mapped when they are needed and stay mapped in their slot",
         "pages of `page_tokens` cells, none shared; a sequence takes first what is still mapped in its slot",
-        "none",
-        "never",
         "sliced",
         ("page_tokens",),
         "Prabhu et al., vAttention (ASPLOS 2025, arXiv 2405.04437); TensorRT-LLM pull request 15931",

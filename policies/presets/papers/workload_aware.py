@@ -21,8 +21,6 @@ PRESETS = (
         "workload-aware",
         "paged; the cached block that is least likely to be used again soon, by its kind of request, goes first",
         "blocks from a queue for each kind of request (turn, part of a mix); full ones are shared as in `paged`",
-        "none",
-        "never",
         "gather",
         ("block_size", "prefix_cache", "watermark", "admission", "conservativeness", "host_cells"),
         "Wang et al., KVCache Cache in the Wild (USENIX ATC 2025, arXiv 2506.02634); vLLM pull request 22236",
