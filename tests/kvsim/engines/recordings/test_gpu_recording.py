@@ -1,7 +1,7 @@
 """A llama-server that ran on a GPU decides as ours, although its steps are as long as those of a GPU.
 
-Recorded by ``benchmarks.gpu.llamacpp``, random weights in Q4_K_M, eight slots, 64 requests: Llama 3.1 8B on an H100, and
-on an H200 Qwen3-Next 80B-A3B, of whose states checkpoints are made.
+Recorded by ``benchmarks.gpu.llamacpp``, random weights in Q4_K_M, eight slots, 64 requests: Llama 3.1 8B on an H100,
+and on an H200 Qwen3-Next 80B-A3B, of whose states checkpoints are made.
 """
 
 import pytest
