@@ -166,11 +166,11 @@ class CacheMachine(RuleBasedStateMachine):
                     step.append(chunk)
                     ends[seq] = min(start + 1 + accepted, start + n)
         if step:
-            said = self.shadow.guess(step, ends)
+            before = self.shadow.guess(step, ends)
             self.allocate(step, sure=self.policy.can_reserve)
             for seq, end in ends.items():
                 self.policy.take_back(seq, end)
-                self.shadow.take_back(seq, end, said[seq])
+                self.shadow.take_back(seq, end, *before[seq])
 
     def everyone(self):
         return [(seq, 1) for seq in self.shadow.plans]

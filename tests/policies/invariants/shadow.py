@@ -152,18 +152,21 @@ class Shadow:
         return late is not None
 
     def guess(self, step, ends):
-        """Let drafts be written that say something else from ``ends`` on; what their sequences really say."""
-        said = {seq: self.says[seq] for seq in ends}
+        """Let drafts be written that say something else from ``ends`` on; what their sequences say and see before."""
+        before = {seq: (self.says[seq], {group: kept[seq] for group, kept in self.window.items()}) for seq in ends}
         for seq, start, n, _ in step:
             wrong = [(self.words.private_text(), 0) for _ in range(start + n - ends[seq])]
-            self.says[seq] = said[seq][: ends[seq]] + wrong
-        return said
+            self.says[seq] = self.says[seq][: ends[seq]] + wrong
+            for kept in self.window.values():
+                kept[seq] = set(kept[seq])
+        return before
 
-    def take_back(self, seq, end, said):
+    def take_back(self, seq, end, says, saw):
         """Only the first ``end`` tokens of a sequence were right."""
-        self.text[seq], self.says[seq] = self.text[seq][:end], said
+        self.text[seq], self.says[seq] = self.text[seq][:end], says
         self.note("drafts rejected")
-        self.hold_window(seq)
+        for group, kept in self.window.items():
+            kept[seq] = (kept[seq] | saw[group]) & set(self.text[seq][self.lowest(group, end) :])
 
     def room_of(self, seq):
         """Tokens that a sequence may still be given."""

@@ -174,8 +174,8 @@ def test_one_that_was_compiled_for_another_processor_says_so(port, tmp_path):
 def test_one_that_never_is_ready_is_given_up(port, tmp_path):
     command = fake(port, "--never-ready", "--child", tmp_path / "pids")
     with (
-        pytest.raises(UserError, match=r"not ready after 0.5 s: .*it said last: loading$"),
-        started(command, (), start_s=0.5),
+        pytest.raises(UserError, match=r"not ready after 2 s: .*it said last: loading$"),
+        started(command, (), start_s=2),
     ):
         pass
     assert gone(json.loads((tmp_path / "pids").read_text()))
