@@ -5,6 +5,8 @@ import subprocess
 
 import pytest
 
+from kvsim.advice.recommend.recommend import recommend
+from kvsim.advice.recommend.search import SearchBudget
 from tests.kvsim.cli.answers import PROGRAM
 from tests.worlds import command
 
@@ -18,6 +20,12 @@ def kvsim(tmp_path):
         return subprocess.run([PROGRAM, *arguments], cwd=tmp_path, env=quiet, capture_output=True, text=True)
 
     return run
+
+
+@pytest.fixture
+def brief_search(monkeypatch):
+    """``kvsim recommend`` tries a few settings."""
+    monkeypatch.setitem(recommend.__kwdefaults__, "budget", SearchBudget(4, 1, 2, 1, 2, 1, fewest=8))
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def test_compare_writes_a_picture_and_tables(within, tmp_path):
     assert f"{len(list(folder.iterdir())) - 3} more files in kept/chat/" in printed
     for name in ("cells.png", "cells-paged.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    printed = succeeded(within("compare", "chat", *BOTH, "--requests", "40", "--out", "kept"))
+    printed = succeeded(within("compare", "chat", *BOTH, "--requests", "4", "--out", "kept"))
     assert list(folder.glob("*.png")) + list(folder.glob("*.npz")) == []
     assert "in kept/chat/; --plots draws pictures too" in printed
 
@@ -327,6 +327,7 @@ def test_the_unit_of_times_can_be_given(within, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief_search")
 def test_a_recommendation_for_a_table_of_one_s_own(within, tmp_path):
     rows = "".join(f"{i / 4},{30 + i % 7},{5 + i % 3}\n" for i in reversed(range(60)))
     (tmp_path / "mine.csv").write_text(f"ts,in,out\n{rows}")

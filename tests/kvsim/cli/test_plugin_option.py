@@ -34,6 +34,7 @@ def test_a_file_serves_run_and_policies():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_a_file_serves_compare_and_its_report(tmp_path):
     done = command("compare", "chat", "--requests", "20", "-p", "lowest-cell", "-p", "paged", "--plugin", "mine.py")
     assert done.returncode == 0, done.stderr
@@ -43,7 +44,9 @@ def test_a_file_serves_compare_and_its_report(tmp_path):
     page = (tmp_path / "results" / "chat" / "report.html").read_text(encoding="utf-8")
     assert f"plug-ins: lowest-cell from {tmp_path}/mine.py {version}" in page
     assert f"--policy paged --plugin {tmp_path}/mine.py" in page
-    assert command("why", "chat", "-p", "lowest-cell", "--plugin", "mine.py", "--json").returncode == 0
+    assert (
+        command("why", "chat", "--requests", "20", "-p", "lowest-cell", "--plugin", "mine.py", "--json").returncode == 0
+    )
 
 
 SWEEP = """
@@ -68,6 +71,7 @@ def test_a_file_serves_a_sweep_in_other_processes(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief_search")
 def test_recommend_says_that_it_does_not_search_plug_ins():
     options = ["--scenario", "chat", "--slo", "ttft_p95<1s", "--requests", "10", "--engine", "vllm", "--workers", "1"]
     done = command("recommend", *options, "--plugin", "mine.py", "--json")

@@ -1,6 +1,7 @@
 """``kvsim validate --recorded`` of recordings with steps, and ``--url``."""
 
 import json
+from shutil import copytree
 
 import pandas as pd
 import pytest
@@ -21,18 +22,25 @@ output_tokens = { kind = "fixed", value = 4 }
 """
 
 
-@pytest.fixture
-def files(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
     """Recordings of equal requests: twice under some settings, once under others; and one without times."""
-    monkeypatch.chdir(tmp_path)
+    folder = tmp_path_factory.mktemp("recordings")
     narrow = {**LLAMA, "flags": [*LLAMA["flags"][:2], "-np", "1", "-c", "2048", "-ub", "64", "--cache-ram", "0"]}
-    write(tmp_path / "a.jsonl", llama_recording(Asked(asked(20))))
-    write(tmp_path / "b.jsonl", llama_recording(Asked(asked(20), pace=lambda _: 1.2)))
-    write(tmp_path / "c.jsonl", llama_recording(Asked(asked(20)), narrow))
-    write(tmp_path / "untimed.jsonl", changed(llama_recording(Asked(asked(2))), 0, lambda m: m.update(timed=False)))
-    KNOWN.save("known.json")
-    (tmp_path / "small.toml").write_text(SMALL)
-    return tmp_path
+    write(folder / "a.jsonl", llama_recording(Asked(asked(20))))
+    write(folder / "b.jsonl", llama_recording(Asked(asked(20), pace=lambda _: 1.2)))
+    write(folder / "c.jsonl", llama_recording(Asked(asked(20)), narrow))
+    write(folder / "untimed.jsonl", changed(llama_recording(Asked(asked(2))), 0, lambda m: m.update(timed=False)))
+    KNOWN.save(folder / "known.json")
+    (folder / "small.toml").write_text(SMALL)
+    return folder
+
+
+@pytest.fixture
+def files(recordings, tmp_path, monkeypatch):
+    """A copy of the recordings to be in."""
+    monkeypatch.chdir(tmp_path)
+    return copytree(recordings, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.mark.slow

@@ -255,6 +255,7 @@ def test_what_is_assumed_is_said_and_what_is_stated_is_not(policy, keys, lines):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_tables_and_reports_are_headed_by_what_was_assumed(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("[workload]\nrequests = 12\n[server]\nslots = 8\n")
