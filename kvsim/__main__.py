@@ -31,6 +31,7 @@ def _postpone_collections() -> None:
 
     def restore(phase: str, info: dict[str, Any]) -> None:
         gc.callbacks.remove(restore)
+        gc.freeze()  # Modules stay.
         gc.set_threshold(*usual)
 
     gc.callbacks.append(restore)

@@ -262,16 +262,18 @@ def inferred(scenario: Scenario, profile: Profile, policy: Policy, recorder: Rec
 
 @contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """Let Python look for unreachable cycles less often, and only among new objects: a run makes hardly any cycles."""
+    """Let Python look for unreachable cycles less often: a run makes hardly any before its end.
+
+    Nothing is frozen meanwhile: what is thawed is in the oldest generation, where the cycles of runs, with all that
+    they hold, would hardly ever be found.
+    """
     before = gc.get_threshold()
     if before[0]:
         gc.set_threshold(max(before[0], 50_000), *before[1:])
-        gc.freeze()
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pandas as pd
 import pytest
+import simpy
 
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
@@ -189,6 +190,19 @@ def test_sessions_leave_nothing_behind():
 
     most(10)
     assert most(240) - most(60) < 180 * 3000
+
+
+def test_what_runs_leave_does_not_pile_up():
+    """Cycles that hold each run's arrays are few objects: where they are among the oldest, Python hardly ever looks."""
+
+    def clocks():
+        return sum(type(each) is simpy.Environment for each in gc.get_objects())
+
+    gc.collect()
+    before = clocks()
+    for _ in range(60):
+        run(world(30.0, 5))
+    assert clocks() < before + 30
 
 
 def test_pythons_collector_is_left_as_it_was():
