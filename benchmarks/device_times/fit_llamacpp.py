@@ -32,8 +32,10 @@ SHARED = (
     "attention_reading",
     "attention_computing",
     "attention_layer_s",
+    "quantised_computing",
+    "quantised_layer_s",
 )
-START = dict(zip(SHARED, (2.0, 2e-5, 0.8, 0.6, 2e-5, 0.6, 0.3, 1e-6), strict=True))
+START = dict(zip(SHARED, (2.0, 2e-5, 0.8, 0.6, 2e-5, 0.6, 0.3, 1e-6, 0.005, 1e-5), strict=True))
 LIMITS = {
     "sharpness": (1.0, 20.0),
     "layer_s": (1e-7, 1e-3),
@@ -43,6 +45,8 @@ LIMITS = {
     "attention_reading": (0.05, 1.0),
     "attention_computing": (0.01, 1.0),
     "attention_layer_s": (1e-8, 1e-3),
+    "quantised_computing": (1e-4, 1.0),
+    "quantised_layer_s": (1e-8, 1e-3),
 }
 
 
@@ -51,6 +55,7 @@ class Fit:
 
     def __init__(self, table: pd.DataFrame):
         self.groups = sorted(table["group"].unique())
+        self.quantised = bool(table["quantised_layers"].any())
         n = len(self.groups) + 1  # The first ones are of all groups.
         x0 = np.log([*np.tile([0.85, 0.3, 3.0], n), *(START[name] for name in SHARED)])
         low = np.log([*np.tile([0.05, 0.01, 1e-3], n), *(LIMITS[name][0] for name in SHARED)])
@@ -59,25 +64,29 @@ class Fit:
         often = table.groupby(["device", "phase"])["seconds"].transform("size").to_numpy()
         weight = (1 / np.sqrt(often)) / 0.1
         seconds = np.log(table["seconds"].to_numpy())
-        loose = np.array([0.3, 0.3, 0.5])
+        loose, columns = np.array([0.3, 0.3, 0.5]), self._columns(table)
 
         def residuals(x: np.ndarray) -> np.ndarray:
             groups = x[: 3 * n].reshape(-1, 3)
             apart = ((groups[1:] - groups[0]) / loose).ravel()
             prior = (x[3 * n :] - x0[3 * n :]) / 0.7
-            return np.concatenate([(np.log(self.predict(table, x)) - seconds) * weight, apart, prior])
+            return np.concatenate([(np.log(self._seconds(columns, np.exp(x))) - seconds) * weight, apart, prior])
 
         self.x = least_squares(residuals, x0, bounds=(low, high), loss="soft_l1").x
 
-    def predict(self, table: pd.DataFrame, x: np.ndarray | None = None) -> np.ndarray:
+    def predict(self, table: pd.DataFrame) -> np.ndarray:
         """Seconds of rows."""
-        x = np.exp(self.x if x is None else x)
-        shared = dict(zip(SHARED, x[-len(SHARED) :], strict=True))
+        return self._seconds(self._columns(table), np.exp(self.x))
+
+    def _columns(self, table: pd.DataFrame) -> dict[str, np.ndarray]:
         numbers = {group: i + 1 for i, group in enumerate(self.groups)}
-        index = table["group"].map(numbers).fillna(0).astype(int).to_numpy()
-        reading, computing, unpacking = x[: -len(SHARED)].reshape(-1, 3)[index].T
-        columns = [name for name in table.columns if name.endswith("_s") or name in ("times", "layers")]
-        t = {name: table[name].to_numpy() for name in columns}
+        found = {name: table[name].to_numpy() for name in ("times", "layers", "quantised_layers")}
+        found |= {name: table[name].to_numpy() for name in table.columns if name.endswith("_s")}
+        return found | {"group": table["group"].map(numbers).fillna(0).astype(int).to_numpy()}
+
+    def _seconds(self, t: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+        shared = dict(zip(SHARED, x[-len(SHARED) :], strict=True))
+        reading, computing, unpacking = x[: -len(SHARED)].reshape(-1, 3)[t["group"]].T
 
         def part(name: str, by: tuple[float, float], p: float) -> np.ndarray:
             read = t[f"{name}_reading_s"] / reading / by[0] + t[f"{name}_unpacking_s"] * unpacking
@@ -89,7 +98,9 @@ class Fit:
         moe = t["experts_reading_s"] > 0
         by_layer = shared["layer_s"] + moe * shared["expert_layer_s"] + shared["attention_layer_s"]
         read = t["attention_reading_s"] / shared["attention_reading"]
-        attention = np.hypot(read, t["attention_computing_s"] / shared["attention_computing"])
+        rate = np.where(t["quantised_layers"] > 0, shared["quantised_computing"], shared["attention_computing"])
+        attention = np.hypot(read, t["attention_computing_s"] / rate)
+        attention += t["quantised_layers"] * shared["quantised_layer_s"]
         found: np.ndarray = t["times"] * (seconds + t["layers"] * by_layer) + attention
         return found
 
@@ -99,12 +110,14 @@ class Fit:
         every, *of_groups = np.exp(self.x[: -len(SHARED)]).reshape(-1, 3)
         p, by = shared["sharpness"], (shared["expert_reading"], shared["expert_computing"])
         attention = (shared["attention_reading"], shared["attention_computing"], 2.0, 0.0, shared["attention_layer_s"])
+        slower = (shared["quantised_computing"], 2.0, 0.0, shared["attention_layer_s"] + shared["quantised_layer_s"])
         groups = list(zip(self.groups, of_groups, strict=True))
         return EngineEfficiency(
             matrices={g: _one(r, c, p, u, shared["layer_s"]) for g, (r, c, u) in groups},
             experts={g: _one(r * by[0], c * by[1], 1.0, u, shared["expert_layer_s"]) for g, (r, c, u) in groups},
             head=_one(every[0], every[1], p, every[2], 0.0),
             decode=_one(*attention),
+            quantised=_one(shared["attention_reading"], *slower) if self.quantised else None,
             prompt=_one(*attention),
             errors=found,
             source=source,

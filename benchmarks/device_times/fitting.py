@@ -40,4 +40,4 @@ def errors(found: pd.DataFrame) -> Errors:
         reached = np.cumsum(weight[order]) / weight.sum()
         for name, share in (("median", 0.5), ("p90", 0.9)):
             numbers[f"{phase}_{name}"] = round(float(off[order][np.searchsorted(reached, share)]), 3)
-    return Errors(passes=len(found), one_device=found["device"].nunique() == 1, **numbers)
+    return Errors(passes=len(found), **numbers)

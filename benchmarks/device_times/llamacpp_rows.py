@@ -68,6 +68,7 @@ MODELS = {
     "granite-4.0-h-tiny": "granite-4.0-h-tiny",
     "lfm2-8b-a1b": "lfm2-8b-a1b",
     "nemotron-h-8b": "nemotron-h-8b",
+    "qwen3-next-80b-a3b": "qwen3-next-80b-a3b",
     "gpt-oss 20B": "gpt-oss-20b",
     "gpt-oss 120B": "gpt-oss-120b",
     "phi-4": "phi-4",
@@ -100,6 +101,8 @@ class BenchPass(NamedTuple):
     head_unpacking_s: float
     attention_reading_s: float
     attention_computing_s: float
+    quantised_layers: int
+    """Layers that decode over K and V in a quantised type; of other makes none was measured with a context."""
     seconds: float
 
 
@@ -121,6 +124,9 @@ def _llama_bench() -> Iterator[BenchPass]:
         ubatch = UBATCH if np.isnan(row.n_ubatch) else int(row.n_ubatch)
         if kind == "tg":
             yield _pass(row, physics, scale, "decode", 1, 1, 1, depth + n / 2, 1 / row.tokens_per_s)
+            continue
+        if n < 64 and depth:
+            # Never replayed from a graph, which was captured for the pass after it.
             continue
         ubatch = min(ubatch, n)
         seen, seconds = depth + (n + 1) / 2, n / row.tokens_per_s
@@ -150,13 +156,17 @@ def _pass(
 ) -> BenchPass:
     shape = physics.shape
     matrices, experts = physics.matrices(tokens), physics.experts(tokens)
-    # Of a prompt, one row of logits at most is computed.
-    head = physics.head(sequences) if phase == "decode" else Need(np.float64(0), np.float64(0))
+    # Of a prompt, one row of logits is computed, which counts where it is short.
+    short = phase == "decode" or (phase == "chunk" and times == 1)
+    head = physics.head(sequences) if short else Need(np.float64(0), np.float64(0))
     attention = physics.decode(sequences, seen) if phase == "decode" else physics.prompt(tokens, seen)
     states = physics.states(sequences, tokens)
+    make = make_of("llamacpp", physics.device)
+    latent = any(group.kind == "latent" for group in shape.groups)
+    quantised = phase == "decode" and physics.quantised and make == "hopper" and not latent
     return BenchPass(
         physics.device.name,
-        make_of("llamacpp", physics.device),
+        make,
         shape.name,
         storage_group(physics.weights),
         phase,
@@ -165,6 +175,7 @@ def _pass(
         *(value for need in (matrices, experts, head) for value in _seconds(need, scale)),
         times * float(attention.reading_s + states.reading_s),
         times * float(attention.computing_s + states.computing_s),
+        physics.attention_layers if quantised else 0,
         seconds,
     )
 
@@ -215,7 +226,7 @@ def row_devices() -> dict[str, Device]:
             if own in sheet.index and (found := _device(str(own), sheet.loc[own])) is not None:
                 _DEVICES[str(name)] = found
         _DEVICES["GB10"] = device_named("gb10")
-        _DEVICES["h100_sxm"] = device_named("h100_sxm")
+        _DEVICES.update({name: device_named(name) for name in ("h100_sxm", "h200_sxm")})
     return _DEVICES
 
 

@@ -80,5 +80,5 @@ def unfused(make: str, layer_s: float) -> Unfused | None:
             predicted = added(left, fit(others if len(others) else left))
             tested.append(left.assign(phase=phase, seconds=measured, predicted=predicted))
     found = errors(pd.concat(tested))
-    numbers = {key: value for key, value in found.model_dump().items() if key not in ("passes", "one_device")}
+    numbers = {key: value for key, value in found.model_dump().items() if key != "passes"}
     return Unfused(**parts, **numbers, devices=own["device"].nunique())

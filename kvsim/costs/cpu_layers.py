@@ -32,7 +32,7 @@ COPYING = 0.5
 CPU_TFLOPS = 1.0
 """What a CPU computes with quantised weights, 10**12 operations/s: the median of LocalScore's desktop CPUs read
 prompts of Llama 3.1 8B at 60 tokens/s (d893a/localscore-insights, a4f81747b3)."""
-ERRORS = {"decode": (21, 0.067, 0.290), "prompt": (10, 0.088, 0.347)}
+ERRORS = {"decode": (21, 0.054, 0.296), "prompt": (10, 0.086, 0.287)}
 """Published results with layers on the CPU, and the median and P90 of the errors of their estimates."""
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from kvsim.costs.devices import Device
 from kvsim.costs.memory_settings import Engine
-from kvsim.costs.physics import Need
+from kvsim.costs.physics import Need, PassPhysics
 from kvsim.costs.records import Record, Seconds
 from kvsim.costs.tables import FloatArray
 
@@ -49,7 +49,7 @@ class Efficiency(Record):
     """How well reading and computing overlap: the part takes the norm of this order of both, which is their sum at 1
     and the longer of the two at infinity."""
     unpacking: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """Operations for each weight that is read, by the device's rate in 16 bits, besides those of products."""
+    """Operations for each weight that is unpacked, by the device's rate in 16 bits, besides those of products."""
     layer_s: Seconds = 0.0
     """What each layer takes whatever is read or computed: launches of kernels."""
 
@@ -71,8 +71,6 @@ class Errors(Record):
     prompt_p90: float | None = None
     passes: int = 0
     """How many measurements these are of."""
-    one_device: bool = False
-    """Whether all are of one device, so that only models were left out."""
 
 
 class Unfused(Record):
@@ -106,6 +104,8 @@ class EngineEfficiency(Record):
     """Attention of sequences that decode."""
     latent: Efficiency | None = None
     """That of latents; None: as of any other."""
+    quantised: Efficiency | None = None
+    """That of decoding sequences over K or V in fewer than 16 bits, but for latents; None: as of any other."""
     prompt: Efficiency
     """Attention of prompts."""
     unfused: Unfused | None = None
@@ -122,6 +122,12 @@ class EngineEfficiency(Record):
         if group not in table:
             group = min(table, key=lambda known: (abs(_BITS[known] - _BITS[group]), known))
         return table[group], group
+
+    def decoding(self, physics: PassPhysics) -> Efficiency:
+        """The efficiency of attention of sequences that decode."""
+        if any(group.kind == "latent" for group in physics.shape.groups):
+            return self.latent or self.decode
+        return (self.quantised if physics.quantised else None) or self.decode
 
     def errors_of(self, kind: str, *, experts: bool) -> Errors:
         """The errors that were found for weights of a type, or on the whole if there were too few."""

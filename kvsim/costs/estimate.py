@@ -55,7 +55,7 @@ def estimated(of: Served) -> Profile:
     fitted, measured = _efficiency(of.engine, device)
     unfused = None if of.flash_attn else fitted.unfused or efficiencies()[of.engine]["nvidia"].unfused
     if unfused is not None:
-        fitted = fitted.model_copy(update={"decode": unfused.decode, "prompt": unfused.prompt})
+        fitted = fitted.model_copy(update={"decode": unfused.decode, "prompt": unfused.prompt, "quantised": None})
     moe = shape.n_experts > 0
     errors = fitted.errors_of(physics.expert_type if moe else weights, experts=moe)
     if shape.states:
@@ -111,16 +111,20 @@ def adapted(measured: Profile, type_k: str, type_v: str) -> Profile:
     before = PassPhysics(device, shape, *of)
     after, found = replace(before, type_k=type_k, type_v=type_v), _efficiency(engine, device)[0]
 
-    def scaled(grid: Grid, part: Efficiency, need: Callable[[PassPhysics, FloatArray, FloatArray], Need]) -> Grid:
+    def scaled(
+        grid: Grid,
+        part: Callable[[PassPhysics], Efficiency],
+        need: Callable[[PassPhysics, FloatArray, FloatArray], Need],
+    ) -> Grid:
         rows, columns = np.array(grid.rows, dtype=float)[:, None], np.array(grid.columns, dtype=float)[None, :]
-        both = [part.seconds(need(physics, rows, columns), physics.attention_layers) for physics in (after, before)]
+        both = [part(of).seconds(need(of, rows, columns), of.attention_layers) for of in (after, before)]
         seconds = np.array(grid.seconds) * (both[0] / both[1])
         return grid.model_copy(update={"seconds": tuple(_plain(row) for row in seconds)})
 
     tables = measured.tables.model_copy(
         update={
-            "decode": scaled(measured.tables.decode, found.decode, PassPhysics.decode),
-            "prompt": scaled(measured.tables.prompt, found.prompt, PassPhysics.prompt),
+            "decode": scaled(measured.tables.decode, found.decoding, PassPhysics.decode),
+            "prompt": scaled(measured.tables.prompt, lambda _: found.prompt, PassPhysics.prompt),
         }
     )
     assert measured.source is not None
@@ -152,6 +156,8 @@ def _notes(physics: PassPhysics, fitted: EngineEfficiency, measured: bool) -> It
         group = fitted.of(table, kind)[1]
         if group != storage_group(kind):
             yield f"{engine}'s {what} in {kind} were not measured: they are priced with the efficiency of {group}."
+    if physics.engine == "llamacpp" and physics.quantised and fitted.quantised is None:
+        yield f"Decoding over K in {physics.type_k} and V in {physics.type_v} was not measured: fewer bytes are read."
     if physics.ranks > 1:
         yield f"The link between the devices is taken to have {physics.device.link_gb_s:g} GB/s in each direction."
     yield from (str(each) for each, _ in _longer(physics))
@@ -228,8 +234,7 @@ def _tables(physics: PassPhysics, fitted: EngineEfficiency, on_cpu: OnCpu, cpu: 
     work += sum(each.seconds * times for each, times in _longer(physics))
     head = part(fitted.head, sequences, lambda p: p.head(sequences), float(on_cpu.head), 1)
     rows = sequences[:, None]
-    latent = fitted.latent if any(group.kind == "latent" for group in shape.groups) else None
-    decode = part(latent or fitted.decode, rows, lambda p: p.decode(rows, cells[None, :]), on_cpu.layers, attending)
+    decode = part(fitted.decoding(physics), rows, lambda p: p.decode(rows, cells[None, :]), on_cpu.layers, attending)
     chunks = chunk[:, None]
     prompt = part(fitted.prompt, chunks, lambda p: p.prompt(chunks, cells[None, :]), on_cpu.layers, attending)
     if keeping:

@@ -16,6 +16,8 @@ from kvsim.costs.tables import FloatArray
 from kvsim.model.cache_groups import MemoryShape
 from kvsim.model.storage_types import row_bytes
 
+SIXTEEN_BITS = ("f16", "bf16")
+
 
 @dataclass(frozen=True)
 class Need:
@@ -24,7 +26,7 @@ class Need:
     reading_s: FloatArray
     computing_s: FloatArray
     unpacking_s: FloatArray | float = 0.0
-    """Seconds of one operation for each weight that is read, which is what unpacking costs some engines; it is no
+    """Seconds of one operation for each weight and each time that it is unpacked, which costs some engines; it is no
     bound, since engines may keep to what is stored."""
 
     @property
@@ -59,7 +61,7 @@ class PassPhysics:
         used = own.numbers + self.shape.repeated
         read = own.bytes(self.weights) * used / max(own.numbers, 1)
         need = self._need(np.full_like(n, read), 2 * used * n, self.weights)
-        return replace(need, unpacking_s=self._unpacking_s(np.full_like(n, used)))
+        return replace(need, unpacking_s=self._unpacking_s(used * self._unpacked(n, self.weights)))
 
     def experts(self, tokens: ArrayLike) -> Need:
         """The experts that tokens choose, which are taken to choose evenly."""
@@ -82,7 +84,7 @@ class PassPhysics:
         n, own = np.asarray(sequences, dtype=float), self.shape.head
         kind = self.weights if self.engine == "llamacpp" else "bf16"
         need = self._need(np.full_like(n, own.bytes(kind)), 2 * own.numbers * n, kind)
-        return replace(need, unpacking_s=self._unpacking_s(np.full_like(n, own.numbers)))
+        return replace(need, unpacking_s=self._unpacking_s(own.numbers * self._unpacked(n, kind)))
 
     def decode(self, sequences: ArrayLike, cells: ArrayLike) -> Need:
         """Attention of sequences that decode, each over ``cells`` cells, or as many of them as a window has."""
@@ -122,6 +124,11 @@ class PassPhysics:
         times = self.shape.n_layers if self.ep > 1 else 2 * self.shape.n_layers + 1
         sent = times * share * 2 * n * self.shape.d_model
         return Need(sent / (self.device.link_gb_s * 1e9), np.zeros_like(n))
+
+    @property
+    def quantised(self) -> bool:
+        """Whether K or V are in fewer than 16 bits."""
+        return not {self.type_k, self.type_v} <= {*SIXTEEN_BITS, "f32"}
 
     @property
     def ranks(self) -> int:
@@ -178,6 +185,16 @@ class PassPhysics:
     def attention_layers(self) -> int:
         """Layers that attend to cells, be they their own or another's."""
         return sum(group.layers + group.readers for group in self.shape.cells)
+
+    def _unpacked(self, tokens: FloatArray, kind: str) -> FloatArray:
+        """How often llama.cpp unpacks weights of a type: its products with vectors for each of up to 8 tokens
+        (``MMVQ_MAX_BATCH_SIZE`` in ``mmvq.cuh``), and products of matrices as if for 8; 16 bits from two tokens on.
+
+        On Apple's devices once, of which nothing between one token and hundreds was measured.
+        """
+        if self.device.kind == "apple":
+            return np.ones_like(tokens)
+        return np.clip(tokens - 1, 0, 1) if kind in SIXTEEN_BITS else np.clip(tokens, 1, 8)
 
     def _unpacking_s(self, numbers: FloatArray) -> FloatArray:
         return numbers / (self.device.tflops * 1e12 * self.tp)

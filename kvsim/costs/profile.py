@@ -467,7 +467,7 @@ class Profile(Fit):
         weights = f"weights in {self.weights}, " if self.weights else ""
         kept = f"K and V in {self.type_k}" if self.type_k == self.type_v else f"K in {self.type_k}, V in {self.type_v}"
         found = (
-            f"on {'' if errors.one_device else 'devices and '}models left out of the fit, decode steps are within "
+            f"on devices and models left out of the fit, decode steps are within "
             f"±{errors.decode_median:.0%} (median) and ±{errors.decode_p90:.0%} (P90), prompts within "
             f"±{errors.prompt_median:.0%} and ±{errors.prompt_p90:.0%}."
             if errors.passes

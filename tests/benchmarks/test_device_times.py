@@ -24,7 +24,6 @@ def test_llama_cpp_reaches_what_is_published(table, make):
     shipped = efficiencies()["llamacpp"][make]
     found = Fit(own).efficiency(shipped.errors, shipped.source)
     assert f"({len(own)} of {counted(own['device'].nunique(), 'device')} with" in shipped.source
-    assert shipped.errors["all"].one_device == (own["device"].nunique() == 1)
     for part in ("matrices", "experts"):
         for group, one in getattr(shipped, part).items():
             again = getattr(found, part)[group].model_dump()

@@ -96,11 +96,31 @@ def test_every_answer_says_its_error():
     assert "vLLM's matrices in int4 were not measured: they are priced with the efficiency of fp8" in basis
 
 
-def test_models_alone_were_left_out_where_one_device_was_measured():
-    basis = find_device_profile("granite-4.0-h-small", "h100_sxm", engine="llamacpp").basis
-    assert "(150 of 1 device with 7 models); on models left out of the fit, decode steps are within" in basis
-    others = find_device_profile("llama-3.1-8b", "rtx4090", engine="llamacpp").basis
-    assert "on devices and models left out of the fit" in others
+def test_models_with_states_have_errors_of_their_own():
+    basis = find_device_profile("granite-4.0-h-small", "h200_sxm", engine="llamacpp").basis
+    found = efficiencies()["llamacpp"]["hopper"].errors["states"]
+    assert "(365 of 2 devices with 8 models); on devices and models left out of the fit, decode steps are" in basis
+    assert f"within ±{found.decode_median:.0%} (median) and ±{found.decode_p90:.0%} (P90)" in basis
+
+
+def test_decoding_over_quantised_k_and_v_takes_longer_where_that_was_measured():
+    def step_s(device, kind):
+        profile = estimated(Served("llamacpp", device, "llama-3.1-8b", weights="q4_k_m", type_k=kind, type_v=kind))
+        return _pass_s(profile, [(1, 16384)]), profile.basis
+
+    (wide, _), (narrow, basis) = step_s("h200_sxm", "f16"), step_s("h200_sxm", "q8_0")
+    assert narrow / wide == pytest.approx(1.33, rel=0.1)
+    assert "was not measured: fewer bytes are read" not in basis
+    (wide, _), (narrow, basis) = step_s("rtx4090", "f16"), step_s("rtx4090", "q8_0")
+    assert narrow < wide
+    assert "Decoding over K in q8_0 and V in q8_0 was not measured: fewer bytes are read." in basis
+
+
+@pytest.mark.parametrize(("weights", "measured"), [("q4_k_m", 2.14), ("q8_0", 1.79), ("f16", 1.51)])
+def test_a_pass_that_verifies_seven_drafts_takes_longer_than_a_step(weights, measured):
+    """Measured on an H200, without context."""
+    profile = estimated(Served("llamacpp", "h200_sxm", "llama-3.1-8b", weights=weights))
+    assert _pass_s(profile, [(8, 8)], drafts=7) / _pass_s(profile, [(1, 32)]) == pytest.approx(measured, rel=0.27)
 
 
 def test_what_was_measured_comes_first():
@@ -144,10 +164,12 @@ def test_estimates_agree_with_tables_of_others():
 
 
 def _decode_s(profile, sequences):
-    reads = PassReads(1)
-    reads.tokens = reads.chunks = sequences
-    reads.groups[0].add_chunk(1, sequences * 1024, sequences * 1024, 0)
-    return PassPrice(profile, profile.own_kernel, (Group(0),)).seconds(reads)
+    return _pass_s(profile, [(1, 1024)] * sequences)
+
+
+def _pass_s(profile, chunks, drafts=0):
+    reads = PassReads.counted(sum(n for n, _ in chunks), len(chunks), len(chunks), chunks)
+    return PassPrice(profile, profile.own_kernel, (Group(0),), drafts).seconds(reads)
 
 
 @st.composite
