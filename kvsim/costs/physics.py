@@ -190,7 +190,7 @@ class PassPhysics:
         """How often llama.cpp unpacks weights of a type: its products with vectors for each of up to 8 tokens
         (``MMVQ_MAX_BATCH_SIZE`` in ``mmvq.cuh``), and products of matrices as if for 8; 16 bits from two tokens on.
 
-        On Apple's devices once, of which nothing between one token and hundreds was measured.
+        On Apple's devices once: whole steps of devices that are left out are not priced better otherwise.
         """
         if self.device.kind == "apple":
             return np.ones_like(tokens)

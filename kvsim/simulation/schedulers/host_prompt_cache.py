@@ -108,14 +108,13 @@ class StateSize:
 
 def size_of_states(scenario: Scenario, policy: Policy, header: int = STATE_HEADER) -> StateSize:
     """The sizes of states that a policy saves in a scenario."""
-    shape, state_bytes, layers = scenario.model.shape, None, float(scenario.model.shape.n_layers)
-    keeping = 0
+    shape, keeping = scenario.model.shape, 0
+    layers = float(shape.n_layers)
     if isinstance(shape, MemoryShape):
         # A latent has no V beside it.
         layers = sum(group.layers / (2 if group.kind == "latent" else 1) for group in shape.cells)
         keeping = sum(group.layers for group in shape.states)
-    if policy.holds_states:
-        state_bytes = scenario.model.state_bytes + _PER_LAYER * keeping
+    state_bytes = scenario.model.state_bytes + _PER_LAYER * keeping if policy.holds_states else None
     return StateSize(policy.groups, scenario.cell_bytes, layers, state_bytes, header)
 
 
