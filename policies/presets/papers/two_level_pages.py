@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -50,49 +51,39 @@ def _split(group: LayerGroup, size: int) -> list[PageKind]:
     return [*kinds, PageKind((group._replace(layers=rest),), size - rest)] if rest else kinds
 
 
-_PARAMETERS = ("block_size", "window", "full_layers", "window_layers", "prefix_cache", "watermark")
-_MEASURED = (
-    "Gemma 3, Llama 3.2 Vision, Ministral and others on one H100 or L4, vLLM before it had groups of layers; "
-    "ours: docs/reproduced.md"
+_TWO_LEVEL = Preset(
+    "two-level-pages",
+    "layers with full attention and with a window each in pages of their own, cut from large pages that they share",
+    "large pages of the least common multiple, each of one kind of layer at a time; pages that a window has left "
+    "are given up at once; a prefix is found up to where both kinds have what the next token sees",
+    "gather",
+    ("block_size", "window", "full_layers", "window_layers", "prefix_cache", "watermark"),
+    "Zhang et al., Jenga (SOSP 2025, arXiv 2503.18292)",
+    _two_level,
+    group="papers",
+    against="uniform-pages",
+    measured="Gemma 3, Llama 3.2 Vision, Ministral and others on one H100 or L4, vLLM before it had groups of layers; "
+    "ours: docs/reproduced.md",
 )
 
 PRESETS = (
-    Preset(
-        "two-level-pages",
-        "layers with full attention and with a window each in pages of their own, cut from large pages that they share",
-        "large pages of the least common multiple, each of one kind of layer at a time; pages that a window has left "
-        "are given up at once; a prefix is found up to where both kinds have what the next token sees",
-        "gather",
-        _PARAMETERS,
-        "Zhang et al., Jenga (SOSP 2025, arXiv 2503.18292)",
-        _two_level,
-        group="papers",
-        against="uniform-pages",
-        measured=_MEASURED,
+    _TWO_LEVEL,
+    replace(
+        _TWO_LEVEL,
+        name="layer-groups",
+        summary="layers in groups of equal size, whose equal blocks come from one pool",
+        layout="like two-level-pages, but a block of every group has the size of the smallest kind of layer's",
+        source="vLLM 0.33.0, HybridKVCacheCoordinator and _get_kv_cache_groups_uniform_page_size (pull request 17996)",
+        build=_equal,
     ),
-    Preset(
-        "layer-groups",
-        "layers in groups of equal size, whose equal blocks come from one pool",
-        "like two-level-pages, but a block of every group has the size of the smallest kind of layer's",
-        "gather",
-        _PARAMETERS,
-        "vLLM 0.33.0, HybridKVCacheCoordinator and _get_kv_cache_groups_uniform_page_size (pull request 17996)",
-        _equal,
-        group="papers",
-        against="uniform-pages",
-        measured=_MEASURED,
-    ),
-    Preset(
-        "uniform-pages",
-        "all layers keep all tokens in the same blocks, though those with a window read no more than that",
-        "like paged, with the reads of two-level-pages: what both are compared with",
-        "gather",
-        _PARAMETERS,
-        "vLLM issue 11382, and vLLM with --disable-hybrid-kv-cache-manager",
-        _uniform,
-        group="papers",
+    replace(
+        _TWO_LEVEL,
+        name="uniform-pages",
+        summary="all layers keep all tokens in the same blocks, though those with a window read no more than that",
+        layout="like paged, with the reads of two-level-pages: what both are compared with",
+        source="vLLM issue 11382, and vLLM with --disable-hybrid-kv-cache-manager",
+        build=_uniform,
         against="paged",
-        measured=_MEASURED,
     ),
 )
 """In the order of docs/reproduced.md."""
