@@ -33,20 +33,9 @@ STATISTICS = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 MEASURES = (
     *(f"{latency}_{statistic}" for latency in LATENCIES for statistic in ("mean", *STATISTICS)),
-    "throughput_tokens_per_s",
-    "goodput_requests_per_s",
-    "slo_share",
-    "failed_share",
-    "preemptions",
-    "utilization_mean",
-    "external_fragmentation_mean",
-    "prefix_hit_rate",
-    "memory_bytes",
-    "cache_bytes",
-    "requests",
-    "warmup_requests",
-    "too_short",
-    "unstable",
+    *("throughput_tokens_per_s", "goodput_requests_per_s", "slo_share", "failed_share", "preemptions"),
+    *("utilization_mean", "external_fragmentation_mean", "prefix_hit_rate", "memory_bytes", "cache_bytes"),
+    *("requests", "warmup_requests", "too_short", "unstable"),
 )
 """The names of all measures, in order. Latencies are in seconds."""
 

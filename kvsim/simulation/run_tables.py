@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -129,21 +130,22 @@ class KeptStates:
 
 
 _PASSES = {"start_s": float, "seconds": float, "tokens": int, "chunks": int, "scores": int, "cells_read": int}
-_REQUESTS = {
-    "id": int,
-    "status": object,
-    "arrival_s": float,
-    "started_s": float,
-    "first_token_s": float,
-    "finished_s": float,
-    "prompt_tokens": int,
-    "output_tokens": int,
-    "truncated": bool,
-    "cached_tokens": int,
-    "preemptions": int,
-    "error": object,
-    "failure": object,
+_REQUESTS: dict[str, tuple[type, str]] = {
+    "id": (int, "request.id"),
+    "status": (object, "status"),
+    "arrival_s": (float, "arrival_s"),
+    "started_s": (float, "started_s"),
+    "first_token_s": (float, "first_token_s"),
+    "finished_s": (float, "finished_s"),
+    "prompt_tokens": (int, "request.prompt_tokens"),
+    "output_tokens": (int, "generated"),
+    "truncated": (bool, "truncated"),
+    "cached_tokens": (int, "cached"),
+    "preemptions": (int, "preemptions"),
+    "error": (object, "error"),
+    "failure": (object, "failure.value"),
 }
+"""Columns of the table of requests: their type, and where a job has their values."""
 
 
 class Tables(NamedTuple):
@@ -180,27 +182,8 @@ class PassLog:
 
 def requests_table(jobs: Sequence[Job]) -> Table:
     """One row for each job that has ended, in order of its request's number; times in seconds."""
-    rows = [
-        (
-            job.request.id,
-            job.status,
-            job.arrival_s,
-            job.started_s,
-            job.first_token_s,
-            job.finished_s,
-            job.request.prompt_tokens,
-            job.generated,
-            job.truncated,
-            job.cached,
-            job.preemptions,
-            job.error,
-            job.failure.value,
-        )
-        for job in jobs
-    ]
-    columns = zip(*rows, strict=True) if rows else ((),) * len(_REQUESTS)
     table = Table(
-        {name: np.array(column, dtype=kind) for (name, kind), column in zip(_REQUESTS.items(), columns, strict=True)}
+        {name: np.array(list(map(attrgetter(at), jobs)), dtype=kind) for name, (kind, at) in _REQUESTS.items()}
     )
     arrived, first, finished, output = (
         table.columns[name] for name in ("arrival_s", "first_token_s", "finished_s", "output_tokens")
