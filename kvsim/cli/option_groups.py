@@ -10,41 +10,8 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from kvsim.cli import options as declared
 from kvsim.cli.console import warn
-from kvsim.cli.options import (
-    Columns,
-    ContinueClock,
-    CpuBandwidth,
-    CpuExperts,
-    DeviceCacheType,
-    DeviceEngine,
-    DeviceName,
-    DeviceWeights,
-    DropFailed,
-    ExpertParallel,
-    FlashAttention,
-    GpuLayers,
-    Growth,
-    ModelName,
-    OutputTokens,
-    ProfileName,
-    PromptTokens,
-    Replicas,
-    Requests,
-    RouterName,
-    ScenarioName,
-    Scheduler,
-    Seed,
-    SharedTokens,
-    SkipBadRows,
-    TensorParallel,
-    Think,
-    TimeUnit,
-    ToolShare,
-    ToolTime,
-    Turns,
-    Users,
-)
 from kvsim.errors import UserError
 
 if TYPE_CHECKING:
@@ -106,15 +73,15 @@ def refuse(options: Any, why: str, *names: str) -> None:
 class UsersOptions:
     """Traffic in its users' own words: arguments of ``users_section``."""
 
-    users: Users = None
-    prompt: PromptTokens = None
-    shared: SharedTokens = None
-    output: OutputTokens = None
-    think: Think = None
-    turns: Turns = None
-    growth: Growth = None
-    tool_share: ToolShare = None
-    tool_time: ToolTime = None
+    users: declared.Users = None
+    prompt: declared.PromptTokens = None
+    shared: declared.SharedTokens = None
+    output: declared.OutputTokens = None
+    think: declared.Think = None
+    turns: declared.Turns = None
+    growth: declared.Growth = None
+    tool_share: declared.ToolShare = None
+    tool_time: declared.ToolTime = None
 
     @property
     def of_users(self) -> dict[str, Any] | None:
@@ -157,19 +124,19 @@ class UsersOptions:
 class ServedOptions(UsersOptions):
     """The model that a scenario's requests are for, what serves it, and perhaps other traffic."""
 
-    model: ModelName = None
-    device: DeviceName = None
-    tp: TensorParallel = None
-    ep: ExpertParallel = None
-    weights: DeviceWeights = None
-    engine: DeviceEngine = None
-    kv: DeviceCacheType = None
-    ngl: GpuLayers = None
-    n_cpu_moe: CpuExperts = None
-    cpu_gb_s: CpuBandwidth = None
-    flash_attn: FlashAttention = None
-    replicas: Replicas = None
-    router: RouterName = None
+    model: declared.ModelName = None
+    device: declared.DeviceName = None
+    tp: declared.TensorParallel = None
+    ep: declared.ExpertParallel = None
+    weights: declared.DeviceWeights = None
+    engine: declared.DeviceEngine = None
+    kv: declared.DeviceCacheType = None
+    ngl: declared.GpuLayers = None
+    n_cpu_moe: declared.CpuExperts = None
+    cpu_gb_s: declared.CpuBandwidth = None
+    flash_attn: declared.FlashAttention = None
+    replicas: declared.Replicas = None
+    router: declared.RouterName = None
 
     @property
     def table(self) -> dict[str, Any]:
@@ -223,14 +190,14 @@ class ServedOptions(UsersOptions):
 class ScenarioOptions(ServedOptions):
     """A scenario, and what is replaced in it."""
 
-    scenario: ScenarioName = None
-    scheduler: Scheduler = None
-    seed: Seed = None
-    requests: Requests = None
-    profile: ProfileName = None
-    columns: Columns = None
-    time: TimeUnit = None
-    skip_bad_rows: SkipBadRows = False
+    scenario: declared.ScenarioName = None
+    scheduler: declared.Scheduler = None
+    seed: declared.Seed = None
+    requests: declared.Requests = None
+    profile: declared.ProfileName = None
+    columns: declared.Columns = None
+    time: declared.TimeUnit = None
+    skip_bad_rows: declared.SkipBadRows = False
 
     @property
     def table(self) -> dict[str, Any]:
@@ -286,11 +253,11 @@ class ScenarioOptions(ServedOptions):
 class TraceOptions:
     """How a trace is read."""
 
-    columns: Columns = None
-    time: TimeUnit = None
-    skip_bad_rows: SkipBadRows = False
-    drop_failed: DropFailed = False
-    continue_clock: ContinueClock = False
+    columns: declared.Columns = None
+    time: declared.TimeUnit = None
+    skip_bad_rows: declared.SkipBadRows = False
+    drop_failed: declared.DropFailed = False
+    continue_clock: declared.ContinueClock = False
 
     @property
     def keys(self) -> dict[str, Any]:

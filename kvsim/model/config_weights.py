@@ -8,38 +8,27 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from kvsim.model import layer_parts
 from kvsim.model.cache_groups import PassWeights
 from kvsim.model.gguf_tensors import GgufTensor
-from kvsim.model.layer_parts import (
-    STATES,
-    Part,
-    adapters,
-    attention,
-    dense,
-    first_values,
-    hyper_connections,
-    indexer,
-    latent,
-    shared_block,
-    side_inputs,
-    side_streams,
-    sparse,
-)
 from kvsim.model.model_config import ModelConfig
 
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
-def parts(c: ModelConfig) -> Iterator[tuple[int, Part]]:
+def parts(c: ModelConfig) -> Iterator[tuple[int, layer_parts.Part]]:
     """The parts of all layers, each with its layer."""
-    full = attention(c) if c.kv_lora_rank is None else latent(c)
+    full = layer_parts.attention(c) if c.kv_lora_rank is None else layer_parts.latent(c)
     own = None
     if c.num_mem_blocks:
-        full, own = shared_block(c), adapters(c)
-    kept = STATES[c.family.state](c)[0] if c.family.state else None
-    chooses = indexer(c) if c.indexer_types else None
+        full, own = layer_parts.shared_block(c), layer_parts.adapters(c)
+    kept = layer_parts.STATES[c.family.state](c)[0] if c.family.state else None
+    chooses = layer_parts.indexer(c) if c.indexer_types else None
     indexers, residuals = c.indexer_types_of_layers(), c.attn_res_block_size > 0
-    network_of = {"dense": dense(c, c.intermediate_size), "experts": sparse(c) if c.n_experts else None}
+    network_of = {
+        "dense": layer_parts.dense(c, c.intermediate_size),
+        "experts": layer_parts.sparse(c) if c.n_experts else None,
+    }
     for layer, (mixer, network) in enumerate(zip(c.mixer_of_layers(), c.network_of_layers(), strict=True)):
         found = [
             chooses if indexers[layer] == "full" else None,
@@ -48,10 +37,10 @@ def parts(c: ModelConfig) -> Iterator[tuple[int, Part]]:
             kept if mixer in ("state", "parallel") else None,
             network_of["dense"] if network in ("dense", "both") else None,
             network_of["experts"] if network in ("experts", "both") else None,
-            hyper_connections(c) if c.hc_mult else None,
-            first_values(c) if c.value_rank and layer else None,
-            side_streams(c) if c.altup_num_inputs else None,
-            Part((), (c.family.norms + 4 * residuals) * c.hidden_size),
+            layer_parts.hyper_connections(c) if c.hc_mult else None,
+            layer_parts.first_values(c) if c.value_rank and layer else None,
+            layer_parts.side_streams(c) if c.altup_num_inputs else None,
+            layer_parts.Part((), (c.family.norms + 4 * residuals) * c.hidden_size),
         ]
         yield from ((layer, part) for part in found if part is not None)
 
@@ -60,7 +49,7 @@ def repeated(c: ModelConfig) -> int:
     """Weights that later layers use again, since they share a block."""
     if not c.num_mem_blocks:
         return 0
-    return max(0, c.mixer_of_layers().count("parallel") - c.num_mem_blocks) * shared_block(c).numbers
+    return max(0, c.mixer_of_layers().count("parallel") - c.num_mem_blocks) * layer_parts.shared_block(c).numbers
 
 
 def count(c: ModelConfig) -> tuple[int, int]:
@@ -68,7 +57,7 @@ def count(c: ModelConfig) -> tuple[int, int]:
     d = c.hidden_size
     numbers = c.vocab_size * d * (1 if c.tied else 2) + d * (c.family.outer_norms + 2 * (c.attn_res_block_size > 0))
     numbers += (c.hc_mult * d + 1) * c.hc_mult + 1 if c.hc_mult else 0
-    numbers += side_inputs(c).numbers if c.altup_num_inputs else 0
+    numbers += layer_parts.side_inputs(c).numbers if c.altup_num_inputs else 0
     of_layers = [part for _, part in parts(c)]
     experts = sum(part.of_experts for part in of_layers)
     return numbers + sum(part.numbers for part in of_layers) - experts - repeated(c), experts
@@ -82,12 +71,12 @@ def tensors(c: ModelConfig) -> tuple[GgufTensor, ...]:
     if not c.tied:
         found.append(GgufTensor("output", c.hidden_size, c.vocab_size))
     if c.altup_num_inputs:
-        found += side_inputs(c).matrices
-    layers: dict[Part, list[int]] = {}
+        found += layer_parts.side_inputs(c).matrices
+    layers: dict[layer_parts.Part, list[int]] = {}
     for layer, part in parts(c):
         layers.setdefault(part, []).append(layer)
     for part, where in layers.items():
-        if c.num_mem_blocks and part == shared_block(c):
+        if c.num_mem_blocks and part == layer_parts.shared_block(c):
             where = where[: c.num_mem_blocks]
         for m in part.matrices:
             found.append(replace(m, layers=tuple(where), stored=kept if m.experts else None))
@@ -100,7 +89,7 @@ def by_use(c: ModelConfig) -> tuple[PassWeights, PassWeights, PassWeights]:
     table = c.vocab_size * c.hidden_size
     looked_up = table * (1 if c.tied else 2)
     if c.altup_num_inputs:
-        inputs = side_inputs(c).matrices[0]
+        inputs = layer_parts.side_inputs(c).matrices[0]
         looked_up += inputs.row * inputs.rows
     narrow = type_of_experts(c)
     kept = (0, 0) if narrow else kept_numbers(c.quantization_config or {}, tensors(c))

@@ -10,19 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvsim.cli import completion
+from kvsim.cli import options as declared
 from kvsim.cli.calibration_files import CalibrationFiles, Measuring
 from kvsim.cli.option_groups import refuse, takes_groups
-from kvsim.cli.options import (
-    AllowRemote,
-    DeviceName,
-    DeviceWeights,
-    Json,
-    KeyEnv,
-    LibraryFolder,
-    LlamaThreads,
-    TensorParallel,
-    storage_type_or_none,
-)
 from kvsim.cli.progress import RunProgress
 from kvsim.cli.servers import ServerAsked
 from kvsim.costs.memory_settings import PLAN_ENGINES, Engine
@@ -68,9 +58,9 @@ class Options:
             "vllm bench, GuideLLM or AIPerf.",
         ),
     ] = None
-    device: DeviceName = None
-    tp: TensorParallel = None
-    weights: DeviceWeights = None
+    device: declared.DeviceName = None
+    tp: declared.TensorParallel = None
+    weights: declared.DeviceWeights = None
     url: Annotated[
         str | None,
         typer.Option(
@@ -84,8 +74,8 @@ class Options:
             'bench latency or throughput was, such as "--input-len 512 --output-len 128 --batch-size 8".'
         ),
     ] = None
-    key_env: KeyEnv = None
-    allow_remote: AllowRemote = False
+    key_env: declared.KeyEnv = None
+    allow_remote: declared.AllowRemote = False
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -103,8 +93,8 @@ class Options:
     cache_type_v: Annotated[
         str | None, typer.Option(help="Storage type of values.", autocompletion=completion.storages)
     ] = None
-    threads: LlamaThreads = 1
-    library: LibraryFolder = None
+    threads: declared.LlamaThreads = 1
+    library: declared.LibraryFolder = None
     bound: Annotated[
         float | None, typer.Option(help="Save only if the median held-out error is at most this.", min=0)
     ] = None
@@ -112,7 +102,7 @@ class Options:
         bool,
         typer.Option(help="Save the profile whatever its error is; one that was refused before is not measured anew."),
     ] = False
-    as_json: Json = False
+    as_json: declared.Json = False
 
 
 @app.command()
@@ -176,8 +166,8 @@ def _measure_here(options: Options) -> None:
     # Profiles of one model under two engines, and their journals, must not overwrite each other.
     target = options.out or Path(f"{Path(model).stem}{'.llamacpp' if llama else ''}.profile.json")
     files = CalibrationFiles(writable(target.parent) / target.name)
-    type_k = storage_type_or_none("--cache-type-k", options.cache_type_k)
-    type_v = storage_type_or_none("--cache-type-v", options.cache_type_v)
+    type_k = declared.storage_type_or_none("--cache-type-k", options.cache_type_k)
+    type_v = declared.storage_type_or_none("--cache-type-v", options.cache_type_v)
 
     def measured(progress: RunProgress) -> Calibration:
         return measure(

@@ -11,18 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvsim.cli import completion
+from kvsim.cli import options as declared
 from kvsim.cli.console import answer, note, print_json, print_saved, warn
 from kvsim.cli.option_groups import TraceOptions, UsersOptions, takes_groups
-from kvsim.cli.options import (
-    CpuBandwidth,
-    CpuExperts,
-    GpuLayers,
-    Json,
-    Plots,
-    Plugins,
-    ProfileName,
-    load_plugins,
-)
 from kvsim.cli.progress import RunProgress, SweepBar
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import STORED
@@ -49,7 +40,7 @@ class Asked:
     scenario: Annotated[
         str | None, typer.Option(help="A built-in scenario or a TOML file.", autocompletion=completion.scenarios)
     ] = None
-    profile: ProfileName = None
+    profile: declared.ProfileName = None
     memory: Annotated[str | None, typer.Option(help="Memory for weights, cache and buffers: 8GB, 8GiB.")] = None
     model: Annotated[
         list[str] | None,
@@ -90,9 +81,9 @@ class Asked:
     tp: Annotated[
         list[int] | None, typer.Option("--tp", help="GPUs over which each layer is divided; several are compared.")
     ] = None
-    ngl: GpuLayers = None
-    n_cpu_moe: CpuExperts = None
-    cpu_gb_s: CpuBandwidth = None
+    ngl: declared.GpuLayers = None
+    n_cpu_moe: declared.CpuExperts = None
+    cpu_gb_s: declared.CpuBandwidth = None
     price: Annotated[
         list[str] | None,
         typer.Option(metavar="DEVICE=PRICE,...", help="Price of an hour of one of each; can be given several times."),
@@ -224,10 +215,10 @@ def recommend(
     users: UsersOptions,
     options: TraceOptions,
     verified: Verified,
-    plots: Plots = False,
-    plugin: Plugins = None,
+    plots: declared.Plots = False,
+    plugin: declared.Plugins = None,
     out: Annotated[Path | None, typer.Option(help="The folder for results; by default results/recommend-NAME.")] = None,
-    as_json: Json = False,
+    as_json: declared.Json = False,
 ) -> None:
     """Recommend a policy and its settings for your traffic, service level and memory, and what to type.
 
@@ -242,7 +233,7 @@ def recommend(
     arguments = asked.arguments(options, users.of_users)
     if out is not None:
         writable(out)
-    load_plugins(plugin)
+    declared.load_plugins(plugin)
     server = verified.command()
     with SweepBar(str(asked.scenario or asked.trace or "users")) as bar:
         found = search(**arguments, progress=bar, told=lambda line: warn([line]))

@@ -9,22 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvsim.cli import completion
+from kvsim.cli import options as declared
 from kvsim.cli.console import answer, fail, note, print_saved, warn
 from kvsim.cli.option_groups import ScenarioOptions, takes_groups
-from kvsim.cli.options import (
-    AllowRemote,
-    EngineName,
-    Json,
-    KeyEnv,
-    LibraryFolder,
-    Out,
-    Plugins,
-    Policies,
-    ProfileName,
-    Seed,
-    Silence,
-    load_plugins,
-)
 from kvsim.cli.progress import RunProgress, SweepBar
 from kvsim.cli.servers import ServerAsked, servers_asked
 from kvsim.errors import UserError
@@ -108,19 +95,19 @@ class Options:
         str | None,
         typer.Option(help='With --url: the service level, such as "ttft_p95<1s"; was it met, and as predicted?'),
     ] = None
-    key_env: KeyEnv = None
-    allow_remote: AllowRemote = False
-    timeout: Silence = 300.0
+    key_env: declared.KeyEnv = None
+    allow_remote: declared.AllowRemote = False
+    timeout: declared.Silence = 300.0
     resume: Annotated[bool, typer.Option("--resume", help="With --url: continue where an earlier command ended.")] = (
         False
     )
     model: Annotated[
         str | None, typer.Option(help="Replace the scenario's model.", autocompletion=completion.engine_models)
     ] = None
-    engine: EngineName = "numpy"
-    policy: Policies = None
-    plugin: Plugins = None
-    seed: Seed = None
+    engine: declared.EngineName = "numpy"
+    policy: declared.Policies = None
+    plugin: declared.Plugins = None
+    seed: declared.Seed = None
     requests: Annotated[int, typer.Option(help="Shorten the scenario to this many requests.", min=1)] = 60
     repeat: Annotated[
         int | None,
@@ -139,14 +126,14 @@ class Options:
             min=0,
         ),
     ] = None
-    profile: ProfileName = None
+    profile: declared.ProfileName = None
     calibration_seconds: Annotated[float, typer.Option(help="How long to calibrate.", min=1, max=86400)] = 60.0
     threads: Annotated[
         int | None, typer.Option(help="llama.cpp: threads; by default the profile's.", min=1, max=512)
     ] = None
-    library: LibraryFolder = None
-    out: Out = Path("results")
-    as_json: Json = False
+    library: declared.LibraryFolder = None
+    out: declared.Out = Path("results")
+    as_json: declared.Json = False
 
     @property
     def name(self) -> str:
@@ -184,7 +171,7 @@ def validate(context: typer.Context, options: Options) -> None:
     elif options.url:
         _against_servers(options)
     else:
-        load_plugins(options.plugin)
+        declared.load_plugins(options.plugin)
         _on_engine(options)
 
 
