@@ -20,6 +20,7 @@ from pydantic import (
 
 import workloads
 from kvsim.errors import no_such
+from kvsim.scenario import trace_sections as traces
 from kvsim.scenario.length_sections import (
     AnyLengths,
     AnyOutputs,
@@ -30,20 +31,6 @@ from kvsim.scenario.length_sections import (
 )
 from kvsim.scenario.named_workloads import NAMED, named_section
 from kvsim.scenario.section import MAX_ENTRIES, PositiveInt, Several, WorkloadSection, entries
-from kvsim.scenario.trace_sections import (
-    REGISTERED,
-    AzureWorkload,
-    BurstGptWorkload,
-    LogWorkload,
-    MooncakeWorkload,
-    ObservedWorkload,
-    RagPulseWorkload,
-    RecordedWorkload,
-    RegisteredWorkload,
-    TableWorkload,
-    WekaWorkload,
-    is_registered,
-)
 
 Rate = Annotated[float, Field(ge=1e-6, le=1e9)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -412,7 +399,7 @@ def _workload_kind(value: Any) -> str:
     kind = value.get("kind", "poisson") if isinstance(value, dict) else getattr(value, "kind", "poisson")
     if not isinstance(kind, str):
         return repr(kind)
-    return kind if kind in _KINDS or not is_registered(kind) else REGISTERED
+    return kind if kind in _KINDS or not traces.is_registered(kind) else traces.REGISTERED
 
 
 def _mixable(value: Any) -> Any:
@@ -433,16 +420,16 @@ _Open = (
     | Annotated[DiurnalWorkload, Tag("diurnal")]
     | Annotated[RenewalWorkload, Tag("renewal")]
     | Annotated[BatchWorkload, Tag("batch")]
-    | Annotated[AzureWorkload, Tag("azure")]
-    | Annotated[BurstGptWorkload, Tag("burstgpt")]
-    | Annotated[MooncakeWorkload, Tag("mooncake")]
-    | Annotated[RagPulseWorkload, Tag("ragpulse")]
-    | Annotated[WekaWorkload, Tag("weka")]
-    | Annotated[RecordedWorkload, Tag("recorded")]
-    | Annotated[ObservedWorkload, Tag("observed")]
-    | Annotated[LogWorkload, Tag("log")]
-    | Annotated[TableWorkload, Tag("table")]
-    | Annotated[RegisteredWorkload, Tag(REGISTERED)]
+    | Annotated[traces.AzureWorkload, Tag("azure")]
+    | Annotated[traces.BurstGptWorkload, Tag("burstgpt")]
+    | Annotated[traces.MooncakeWorkload, Tag("mooncake")]
+    | Annotated[traces.RagPulseWorkload, Tag("ragpulse")]
+    | Annotated[traces.WekaWorkload, Tag("weka")]
+    | Annotated[traces.RecordedWorkload, Tag("recorded")]
+    | Annotated[traces.ObservedWorkload, Tag("observed")]
+    | Annotated[traces.LogWorkload, Tag("log")]
+    | Annotated[traces.TableWorkload, Tag("table")]
+    | Annotated[traces.RegisteredWorkload, Tag(traces.REGISTERED)]
     | Annotated[NamedWorkload, Tag("named")]
     | Annotated[SessionsWorkload, Tag("sessions")]
     | Annotated[AgentsWorkload, Tag("agents")]
@@ -483,5 +470,5 @@ def workload_adapter() -> TypeAdapter[Any]:
     return TypeAdapter(AnyWorkload)
 
 
-_KINDS = {tag.tag for part in get_args(get_args(AnyWorkload)[0]) for tag in get_args(part)[1:]} - {REGISTERED}
+_KINDS = {tag.tag for part in get_args(get_args(AnyWorkload)[0]) for tag in get_args(part)[1:]} - {traces.REGISTERED}
 """The kinds that have a section of their own."""

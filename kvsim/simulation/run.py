@@ -13,6 +13,7 @@ from kvsim.costs.profile import Profile
 from kvsim.errors import UserError, no_such
 from kvsim.scenario.device_defaults import beyond_memory
 from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.simulation import set_up
 from kvsim.simulation.arrivals import Arrivals, Clients, Inbox, Script, Turn, send
 from kvsim.simulation.backend import Backend, SimulatedBackend
 from kvsim.simulation.cluster.run import run_cluster
@@ -20,18 +21,6 @@ from kvsim.simulation.recorder import DETAILS, Detail, Recorder
 from kvsim.simulation.request_log import Progress, QueueMonitor
 from kvsim.simulation.result import Result
 from kvsim.simulation.schedulers.base import ENDLESS
-from kvsim.simulation.set_up import (
-    cost_model,
-    held_to_its_word,
-    inferred,
-    ledger_for,
-    naming_faults_of_plugins,
-    priced,
-    refuse_if_nothing_fits,
-    seldom_collecting,
-    server_of,
-    what_ran,
-)
 from kvsim.simulation.summary import summarize
 from policies import (
     Policy,
@@ -73,13 +62,15 @@ def run(
         if snapshots:
             raise UserError(f"{scenario.name}: pictures of cells are of one server; leave out cluster.replicas")
         return run_cluster(scenario, policy, progress=progress, detail=detail, most_steps=most_steps, check=check)
-    scenario, costs, built = priced(scenario, policy)
-    refuse_if_nothing_fits(scenario, built)
+    scenario, costs, built = set_up.priced(scenario, policy)
+    set_up.refuse_if_nothing_fits(scenario, built)
     # With costs of its own, so that what passes waited for is counted once.
-    time_breakdown = ledger_for(scenario, built, cost_model(scenario, costs.profile)) if detail == "tables" else None
+    time_breakdown = (
+        set_up.ledger_for(scenario, built, set_up.cost_model(scenario, costs.profile)) if detail == "tables" else None
+    )
     recorder = Recorder(progress, detail=detail, snapshots=snapshots, time_breakdown=time_breakdown)
-    with naming_faults_of_plugins(built):
-        driven = held_to_its_word(scenario, built, check)
+    with set_up.naming_faults_of_plugins(built):
+        driven = set_up.held_to_its_word(scenario, built, check)
         result, _ = drive(
             scenario,
             driven,
@@ -130,15 +121,15 @@ def drive(
     else:
         arrivals = Script(env, script)
     scenario = scenario.under(policy.name)
-    with seldom_collecting(), naming_faults_of_plugins(policy):
+    with set_up.seldom_collecting(), set_up.naming_faults_of_plugins(policy):
         # The turns of a script say what came after each step.
         most = most_steps if script is None else 0
-        server = server_of(scenario, env, arrivals, policy, backend, recorder, most_steps=most)
+        server = set_up.server_of(scenario, env, arrivals, policy, backend, recorder, most_steps=most)
         env.run(until=env.process(server.run()))
     summary = {
-        **what_ran(scenario, policy),
+        **set_up.what_ran(scenario, policy),
         "cluster": None,
-        "inferred": {} if profile is None else inferred(scenario, profile, policy, recorder),
+        "inferred": {} if profile is None else set_up.inferred(scenario, profile, policy, recorder),
         **summarize(recorder, scenario.cell_bytes, prefixes),
         "profile": None if profile is None else profile.name,
         "basis": None if profile is None else profile.basis,

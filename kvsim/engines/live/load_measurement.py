@@ -11,21 +11,10 @@ from statistics import median
 from urllib.parse import urlsplit
 
 from kvsim import machine
+from kvsim.engines.live import load
 from kvsim.engines.live.address import Address, is_loopback
 from kvsim.engines.live.bounded import Deadline, ServerFault
 from kvsim.engines.live.client import TIME_OVER, Answer, Client, CompletionRequest
-from kvsim.engines.live.load import (
-    PASSING,
-    Limits,
-    Staircase,
-    begun,
-    climb,
-    completion_requests,
-    fault_of,
-    fitted,
-    probes,
-    round_of,
-)
 from kvsim.engines.live.load_runs import LoadJournal, LoadRequest, LoadRun, RunSamples, pace_of, samples_of
 from kvsim.engines.live.prompts import Vocabulary
 from kvsim.engines.live.served import LiveServer
@@ -54,7 +43,7 @@ _SLOWER = 3.0
 """How many times as long a step must take as with like work before to be noticed."""
 
 
-def limits_of(address: Address, scenario: Scenario) -> Limits:
+def limits_of(address: Address, scenario: Scenario) -> load.Limits:
     """What a server can be asked for. Raises ``UserError`` if that is too little."""
     context = scenario.slot_context
     if context < _LEAST_CONTEXT:
@@ -66,12 +55,12 @@ def limits_of(address: Address, scenario: Scenario) -> Limits:
     shared = scenario.unified or scenario.server.scheduler == "vllm"
     cells = scenario.cache.cells if shared else requests * context
     finds = scenario.server.scheduler == "llama-server"
-    return Limits(requests, context - _LEAST_CONTEXT // 2, context, cells, batch, finds)
+    return load.Limits(requests, context - _LEAST_CONTEXT // 2, context, cells, batch, finds)
 
 
 def _longest_answer(requests: int, batch: int) -> int:
     """Tokens of the first request of a staircase of short prompts."""
-    return Staircase((1,) * (requests + PASSING), batch, PASSING).output_tokens[0]
+    return load.Staircase((1,) * (requests + load.PASSING), batch, load.PASSING).output_tokens[0]
 
 
 @dataclass
@@ -114,7 +103,7 @@ class LoadMeasurement:
     def rounds(self) -> float:
         """Rounds of staircases that were climbed."""
         probed = sum(run.probe for run in self.runs)
-        return (len(self.runs) - probed) / len(round_of(self.limits, 1, named_rng(0, "round")))
+        return (len(self.runs) - probed) / len(load.round_of(self.limits, 1, named_rng(0, "round")))
 
     @property
     def at_once(self) -> float:
@@ -177,7 +166,7 @@ class LoadMeasurement:
         done = sum(run.probe for run in self.runs)
         if done and self._slow(next(run for run in reversed(self.runs) if run.probe)):
             return
-        for stairs in probes(self.limits)[done:]:
+        for stairs in load.probes(self.limits)[done:]:
             run = await self._climb(client, vocabulary, stairs, probe=True)
             if run is None or self._slow(run):
                 return
@@ -186,15 +175,17 @@ class LoadMeasurement:
         first = run.requests[0]
         return first.token_s[0] - first.sent_s > self.deadline.seconds / _PROBE_SHARE
 
-    def _next(self) -> Staircase:
+    def _next(self) -> load.Staircase:
         """The next staircase of the endless row of rounds."""
         longest = max(run.requests[0].prompt_tokens for run in self.runs if run.probe)
         done = sum(not run.probe for run in self.runs)
-        size = len(round_of(self.limits, 1, named_rng(0, "round")))
+        size = len(load.round_of(self.limits, 1, named_rng(0, "round")))
         number, place = divmod(done, size)
-        return round_of(self.limits, longest, named_rng(0, f"server calibration round {number}"))[place]
+        return load.round_of(self.limits, longest, named_rng(0, f"server calibration round {number}"))[place]
 
-    async def _climb(self, client: Client, vocabulary: Vocabulary, stairs: Staircase, *, probe: bool) -> LoadRun | None:
+    async def _climb(
+        self, client: Client, vocabulary: Vocabulary, stairs: load.Staircase, *, probe: bool
+    ) -> LoadRun | None:
         """Climb a staircase, again if that fails, and keep what was seen; None if the time was over before anything
         was. Raises ``ServerFault``.
         """
@@ -205,13 +196,13 @@ class LoadMeasurement:
         )
         for attempt in range(_FAULTS):
             before, clock = machine.processor_time(), time.monotonic()
-            requests = completion_requests(stairs, vocabulary, client.api, rng)
-            answers = await climb(client, requests, clock)
+            requests = load.completion_requests(stairs, vocabulary, client.api, rng)
+            answers = await load.climb(client, requests, clock)
             if any(answer.error == TIME_OVER for answer in answers):
                 latest = max(max(answer.token_s, default=answer.sent_s) for answer in answers)
                 self.silent_s = max(self.silent_s, time.monotonic() - clock - latest)
                 return self._keep_cut(answers, requests, probe)
-            self.fault = fault_of(answers, stairs)
+            self.fault = load.fault_of(answers, stairs)
             if self.fault is None:
                 busy = is_busy(self.server, before, machine.processor_time())
                 shared = await self._shared(client, answers)
@@ -223,14 +214,14 @@ class LoadMeasurement:
                 if len(answers) < len(shorter):  # A slow client, or a fast server: fewer can come in time.
                     stairs = replace(stairs, passing=0, goes_on=False)
                     shorter = shorter[: max(1, len(answers) // 2)]
-                stairs = fitted(replace(stairs, prompts=shorter), self.limits)
+                stairs = load.fitted(replace(stairs, prompts=shorter), self.limits)
         raise ServerFault(f"{self.server.address}: {self.fault}")
 
     def _keep_cut(
         self, answers: Sequence[Answer], requests: Sequence[CompletionRequest], probe: bool
     ) -> LoadRun | None:
         """Keep what was seen of a staircase until it was cut; None if that is nothing."""
-        seen = begun(answers, requests)
+        seen = load.begun(answers, requests)
         if not seen or probe:
             return None
         # Whether others were there meanwhile cannot be told while our own requests are.

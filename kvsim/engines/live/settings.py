@@ -9,22 +9,11 @@ from typing import Any
 import httpx
 
 from kvsim.advice.memory.command_line import engine_flags, whole
+from kvsim.engines.live import schema
 from kvsim.engines.live.address import Address
 from kvsim.engines.live.bounded import WITHIN_S, Deadline, Fetched, ServerFault, about_key, fetch, http_options
 from kvsim.engines.live.client import Api, Client
 from kvsim.engines.live.listening import Started, started_at
-from kvsim.engines.live.schema import (
-    ModelEntry,
-    Models,
-    Props,
-    SaidT,
-    Slot,
-    Version,
-    is_json,
-    metrics_of,
-    read_said,
-    total_of,
-)
 from kvsim.errors import counted
 from kvsim.scenario.server_defaults import AUTO_SLOTS
 
@@ -103,14 +92,14 @@ def _asked(address: Address, key: str | None, timeout_s: float, within_s: float)
         def page(path: str) -> Fetched:
             return fetch(http, "GET", path, within_s=min(timeout_s, deadline.left_s))
 
-        props = _said(address, "/props", page("/props"), Props, key)
-        models = _said(address, "/v1/models", page("/v1/models"), Models, key)
+        props = _said(address, "/props", page("/props"), schema.Props, key)
+        models = _said(address, "/v1/models", page("/v1/models"), schema.Models, key)
         first = models.data[0] if models is not None and models.data else None
         if props is not None and props.default_generation_settings is not None:
             return _llama_server(props, props.default_generation_settings.n_ctx, first)
         if first is None:
             raise ServerFault(f"{address}: neither llama-server's /props nor OpenAI's /v1/models is answered")
-        version = _said(address, "/version", page("/version"), Version, key)
+        version = _said(address, "/version", page("/version"), schema.Version, key)
         metrics = _text(address, page("/metrics"), key)
     name = "vllm" if first.owned_by == "vllm" or "vllm:" in metrics else first.owned_by or "unknown"
     return ServerSettings(
@@ -119,7 +108,7 @@ def _asked(address: Address, key: str | None, timeout_s: float, within_s: float)
         model=first.id,
         model_file=first.root,
         context=first.max_model_len,
-        cache=next((labels for name, labels, _ in metrics_of(metrics) if name == "vllm:cache_config_info"), {}),
+        cache=next((labels for name, labels, _ in schema.metrics_of(metrics) if name == "vllm:cache_config_info"), {}),
     )
 
 
@@ -137,7 +126,7 @@ async def ask_counters_of(client: Client) -> Counters | None:
 async def ask_serving(client: Client) -> int | None:
     """How many requests a server serves or holds at the moment; None if it does not say. Raises ``ServerFault``."""
     if client.api == "llama-server":
-        slots = _said(client.address, "/slots", await client.fetch("GET", "/slots"), list[Slot], client.key)
+        slots = _said(client.address, "/slots", await client.fetch("GET", "/slots"), list[schema.Slot], client.key)
         return None if slots is None else sum(slot.is_processing for slot in slots)
     totals = _totals(client.address, _text(client.address, await client.fetch("GET", "/metrics"), client.key), _SERVING)
     return round(sum(totals.values())) if totals else None
@@ -155,15 +144,15 @@ def _totals(address: Address, metrics: str, names: tuple[str, ...]) -> dict[str,
     """Metrics of these names, added up where there are several, as of several engines behind one server."""
     totals = dict[str, float]()
     try:
-        for name, _, value in metrics_of(metrics):
+        for name, _, value in schema.metrics_of(metrics):
             if name in names:
-                totals[name] = totals.get(name, 0.0) + total_of(name, value)
+                totals[name] = totals.get(name, 0.0) + schema.total_of(name, value)
     except ValueError as e:
         raise ServerFault(f"{address}/metrics: {e}") from None
     return totals
 
 
-def _llama_server(props: Props, context: int | None, model: ModelEntry | None) -> ServerSettings:
+def _llama_server(props: schema.Props, context: int | None, model: schema.ModelEntry | None) -> ServerSettings:
     return ServerSettings(
         api="llama-server",
         engine=f"llama-server {props.build_info}".strip(),
@@ -184,13 +173,13 @@ def _content(address: Address, said: Fetched, key: str | None) -> bytes | None:
     return said.content if said.status == httpx.codes.OK else None
 
 
-def _said(address: Address, path: str, said: Fetched, kind: type[SaidT], key: str | None) -> SaidT | None:
+def _said(address: Address, path: str, said: Fetched, kind: type[schema.SaidT], key: str | None) -> schema.SaidT | None:
     """What a page says in JSON; None if there is no such page. Raises ``ServerFault``."""
     content = _content(address, said, key)
-    if content is None or not is_json(content):
+    if content is None or not schema.is_json(content):
         return None
     try:
-        return read_said(kind, content)
+        return schema.read_said(kind, content)
     except ValueError as e:
         raise ServerFault(f"{address}{path}: {e}") from None
 

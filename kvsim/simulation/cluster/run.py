@@ -17,6 +17,7 @@ from kvsim.scenario.assumptions import assumptions
 from kvsim.scenario.device_defaults import beyond_memory
 from kvsim.scenario.prefixes import hit_rate
 from kvsim.scenario.scenario import Scenario
+from kvsim.simulation import set_up
 from kvsim.simulation.arrivals import Clients, send
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.cluster.apart import ApartCluster
@@ -34,19 +35,6 @@ from kvsim.simulation.result import Result
 from kvsim.simulation.schedulers import apart
 from kvsim.simulation.schedulers.base import ENDLESS
 from kvsim.simulation.schedulers.vllm_apart import ApartVllm
-from kvsim.simulation.set_up import (
-    NothingFits,
-    build_policy,
-    cost_model,
-    held_to_its_word,
-    inferred,
-    ledger_for,
-    naming_faults_of_plugins,
-    priced,
-    refuse_if_nothing_fits,
-    seldom_collecting,
-    what_ran,
-)
 from kvsim.simulation.summary import summarize
 from policies import Policy, PolicyFactory
 from policies.checked import CheckedPolicy
@@ -63,7 +51,7 @@ class _Kind:
         """Like that of each."""
         self.backend = SimulatedBackend(costs, policy.kernel, policy.groups)
         # By costs of its own, which remember other passes than those of the run.
-        apart = SimulatedBackend(cost_model(scenario, costs.profile), policy.kernel, policy.groups)
+        apart = SimulatedBackend(set_up.cost_model(scenario, costs.profile), policy.kernel, policy.groups)
         self.least_step_s = least_step_s(apart, policy, scenario.server.slots)
 
 
@@ -89,13 +77,15 @@ def run_cluster(
     log, queue = RequestLog(progress), QueueMonitor(workload.n_requests)
     servers = scenario.servers
     # Equal servers are one object.
-    kinds = {key: _Kind(*priced(one, policy, profile)) for key, one in {id(each): each for each in servers}.items()}
+    kinds = {
+        key: _Kind(*set_up.priced(one, policy, profile)) for key, one in {id(each): each for each in servers}.items()
+    }
     _refuse_if_nothing_fits_anywhere(list(kinds.values()))
     first = next(iter(kinds.values())).policy
     of_each = [kinds[id(server)] for server in servers]
     exchange = exchange_of(scenario, [kind.policy for kind in of_each]) if scenario.cluster.apart else None
     cluster = _cluster_of(scenario, router, env, log, queue, exchange)
-    with seldom_collecting(), naming_faults_of_plugins(first):
+    with set_up.seldom_collecting(), set_up.naming_faults_of_plugins(first):
         cluster.replicas = _replicas(cluster, of_each, policy, detail, most_steps, check, exchange)
         cluster.run(clients, workload)
         for replica in cluster.replicas:
@@ -110,7 +100,7 @@ def run_cluster(
         "inferred": {
             what: how
             for replica, server in zip(cluster.replicas, servers, strict=True)
-            for what, how in inferred(
+            for what, how in set_up.inferred(
                 replica.scenario, kinds[id(server)].costs.profile, replica.policy, replica.recorder
             ).items()
         },
@@ -129,11 +119,11 @@ def _refuse_if_nothing_fits_anywhere(kinds: Sequence[_Kind]) -> None:
     """Raise ``NothingFits`` if no server can run any of the requests."""
     for kind in kinds[1:]:
         try:
-            refuse_if_nothing_fits(kind.scenario, kind.policy)
-        except NothingFits:
+            set_up.refuse_if_nothing_fits(kind.scenario, kind.policy)
+        except set_up.NothingFits:
             continue
         return
-    refuse_if_nothing_fits(kinds[0].scenario, kinds[0].policy)
+    set_up.refuse_if_nothing_fits(kinds[0].scenario, kinds[0].policy)
 
 
 def _replicas(
@@ -149,11 +139,11 @@ def _replicas(
     replicas, lockstep, clock = list[Replica](), Lockstep(), LocalClock()
     for number, kind in enumerate(kinds):
         own, costs = kind.scenario, kind.costs
-        built = build_policy(own, policy, costs)
-        breakdown = ledger_for(own, built, cost_model(own, costs.profile)) if detail == "tables" else None
+        built = set_up.build_policy(own, policy, costs)
+        breakdown = set_up.ledger_for(own, built, set_up.cost_model(own, costs.profile)) if detail == "tables" else None
         requests = RequestLog(keeps=detail not in ("requests", "cache"), ended=partial(cluster.ended, number))
         recorder = Recorder(detail=detail, time_breakdown=breakdown, requests=requests)
-        driven = held_to_its_word(own, built, check)
+        driven = set_up.held_to_its_word(own, built, check)
         inbox: LocalInbox | None = None
         if own.machine.expert_parallel > 1:
             inbox = LockstepInbox(lockstep)
@@ -241,7 +231,7 @@ def _summary(
     waited_s, beside_free = waits_beside_free(waits, len(kept))
     work = [found[number]["computed_tokens"] for number in kept]
     return {
-        **what_ran(first, replicas[0].policy),
+        **set_up.what_ran(first, replicas[0].policy),
         "assumed": [
             line for line in dict.fromkeys((*assumed, "" if exchange is None else assumed_link(scenario))) if line
         ],
