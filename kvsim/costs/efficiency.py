@@ -105,7 +105,7 @@ class EngineEfficiency(Record):
     latent: Efficiency | None = None
     """That of latents; None: as of any other."""
     quantised: Efficiency | None = None
-    """That of decoding sequences over K or V in fewer than 16 bits, but for latents; None: as of any other."""
+    """Attention of sequences that decode over K or V in fewer than 16 bits, other than latents; None: as ``decode``."""
     prompt: Efficiency
     """Attention of prompts."""
     unfused: Unfused | None = None

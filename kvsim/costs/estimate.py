@@ -157,7 +157,10 @@ def _notes(physics: PassPhysics, fitted: EngineEfficiency, measured: bool) -> It
         if group != storage_group(kind):
             yield f"{engine}'s {what} in {kind} were not measured: they are priced with the efficiency of {group}."
     if physics.engine == "llamacpp" and physics.quantised and fitted.quantised is None:
-        yield f"Decoding over K in {physics.type_k} and V in {physics.type_v} was not measured: fewer bytes are read."
+        yield (
+            f"Decoding over K in {physics.type_k} and V in {physics.type_v} was not measured on such devices, and is "
+            "priced by its bytes; on an H200 it took longer than over f16."
+        )
     if physics.ranks > 1:
         yield f"The link between the devices is taken to have {physics.device.link_gb_s:g} GB/s in each direction."
     yield from (str(each) for each, _ in _longer(physics))

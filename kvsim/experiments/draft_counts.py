@@ -1,4 +1,4 @@
-"""With drafts or without, and how many: one scenario under several lengths of drafts, at several loads."""
+"""Compares a scenario under several lengths of drafts, and without any, at several loads."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ TAKE_BACK = (
     *("nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen4exp"),
     *("lfm2", "lfm2moe", "kimi-k3", "bailingmoe3", "glm5-next"),
 )
-"""Those from whose states llama.cpp can take tokens back (``llm_arch_supports_rs_rollback``)."""
+"""Architectures from whose states llama.cpp can take tokens back (``llm_arch_supports_rs_rollback``)."""
 _ONLY_STATES = ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
 _EVERY_FEW = ("qwen3next", "qwen35", "qwen35moe", "qwen4exp", "minimax-01")
 """Architectures with attention in every n-th layer; in others with states it is where there are heads of K."""

@@ -242,7 +242,7 @@ def _intervals(saved: Summary) -> Table:
 
 
 def draft_counts_report(found: DraftCounts) -> Report:
-    """With drafts or without, and how many."""
+    """Report how a scenario does under several lengths of drafts, and without any."""
     columns = [
         Column("drafted", "tokens", whole, "tokens that are drafted for a sequence in each step"),
         Column("cells", "cells", whole, "what is left beside what drafts, on a device"),

@@ -12,6 +12,7 @@ import simpy
 from kvsim.costs.cost_model import CostModel, HostLink
 from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import device_named
+from kvsim.costs.draft_price import DraftPrice, head_share
 from kvsim.costs.load_profile import load_profile
 from kvsim.costs.memory_settings import Engine
 from kvsim.costs.pass_price import PassPrice
@@ -25,7 +26,7 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.scenario.without_effect import without_effect
 from kvsim.simulation.arrivals import Arrivals
 from kvsim.simulation.backend import Backend
-from kvsim.simulation.drafts import DraftPrice, Drafts, head_share
+from kvsim.simulation.drafts import Drafts
 from kvsim.simulation.prefetch import Prefetcher
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers import SCHEDULERS, Make

@@ -71,7 +71,7 @@ class PagedOptions:
     key_lookahead: int = 0
     """Tokens behind a block that its key covers: 1 where what drafts reads them (EAGLE and MTP, since vLLM 0.33)."""
     drops_last_found: bool = False
-    """Instead, the last block that is found of a prefix is computed again: vLLM 0.32."""
+    """The last block that is found of a prefix is computed again instead, as in vLLM 0.32."""
     host_cells: int = 0
     """Cells of a tier in host memory: for what is evicted or exported, or under ``vllm``, for chunks."""
     offload_order: OffloadOrder = "lru"

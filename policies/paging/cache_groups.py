@@ -92,7 +92,7 @@ class GroupTable:
     checkpoint: tuple[int, int] | None = None
     """Of a state: tokens after which the pass at hand keeps one more state, and the index of its block."""
     has_taken: bool = False
-    """Of a state: whether blocks were taken, beyond those that were found."""
+    """Whether blocks of a state were taken, beyond those that were found."""
 
 
 @dataclass(slots=True)

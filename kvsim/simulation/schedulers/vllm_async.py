@@ -205,7 +205,7 @@ class AsyncVllm(Vllm):
         return job.tokens if flown is None else self._known(job, flown)
 
     def _note_checked(self, job: Job) -> None:
-        """Nothing: ``collect`` does so."""
+        """Leave it to ``collect``, since the outcome is known a step later."""
 
     def _reserve(self, job: Job, chunk: Chunk) -> bool:
         flown = self._in_flight.get(job)

@@ -42,7 +42,7 @@ def pass_of(chunks):
 
 
 same_pass = lru_cache(64)(pass_of)
-"""The same, kept, since many profiles price the same passes; of a tuple."""
+"""Prices of a tuple of passes, kept, since many profiles price the same ones."""
 
 
 def price_of(profile):

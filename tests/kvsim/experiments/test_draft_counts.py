@@ -1,4 +1,4 @@
-"""With drafts or without, and how many."""
+"""Comparisons of a scenario under several lengths of drafts, and without any."""
 
 import json
 
