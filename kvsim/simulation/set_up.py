@@ -316,9 +316,9 @@ def server_of(
             )
         if policy.holds_states and not (scenario.speculation.reads_hidden_states and scenario.model.takes_back):
             raise UserError(
-                f"{scenario.name}: speculation: where drafts are rejected llama-server goes back to a checkpoint of "
-                "states, which is not simulated, but where eagle or mtp drafts for models from whose states it takes "
-                "tokens back (Qwen 3.5, Nemotron-H, LFM2, Ling 3)"
+                f"{scenario.name}: speculation: not simulated beside states under llama-server, which goes back to a "
+                "checkpoint where drafts are rejected; accepted: eagle or mtp with Qwen 3.5, Nemotron-H, LFM2, Ling 3, "
+                "whose states can take tokens back"
             )
         if policy.chunks is not None:
             raise UserError(f"{scenario.name}: speculation: not together with chunks in host memory (cache.host_cells)")

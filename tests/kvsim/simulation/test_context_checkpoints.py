@@ -96,7 +96,7 @@ def test_a_state_is_as_large_as_the_models_unless_stated():
 
 def test_drafts_for_which_a_server_goes_back_to_a_checkpoint_are_refused():
     world = hybrid(speculation={"method": "ngram", "acceptance": 0.5}, workload__requests=2)
-    with pytest.raises(UserError, match=r"speculation: where drafts are rejected .* eagle or mtp"):
+    with pytest.raises(UserError, match=r"speculation: not simulated beside states .* accepted: eagle or mtp"):
         run(world)
 
 

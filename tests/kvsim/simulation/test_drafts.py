@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import kvsim
+from kvsim.costs.draft_price import head_share
 from kvsim.errors import UserError
 from kvsim.scenario.accepted_drafts import measured_rates, rate_of
 from kvsim.scenario.scenario import load_scenario
 from kvsim.scenario.speculation_section import if_those_before_were
-from kvsim.simulation.drafts import head_share
 
 
 def fixed(value):
