@@ -185,11 +185,10 @@ class PagedPolicy(BlockCopies):
         self.blocks = BlockManager(self.pool, block_size, prefix_cache=prefix_cache, window=window, tail_only=tail_only)
         self.blocks.key_lookahead = options.key_lookahead
         self.capacity, self.tables = self.blocks.capacity, self.blocks.tables
-        self.chunks = chunks
+        self.chunks, self._future = chunks, future
         self.host = HostTier(host) if host and chunks is None else None
         self._offload = None if self.host is None else HostOffload(self.host, self.blocks)
-        self._watermark = int(options.watermark * n_blocks)
-        self._n_ubatch, self._future = config.n_ubatch, future
+        self._watermark, self._n_ubatch = int(options.watermark * n_blocks), config.n_ubatch
         self.admission = Admission(
             name,
             self.blocks,
